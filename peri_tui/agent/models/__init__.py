@@ -1,0 +1,1 @@
+"""Layer 4: talking to models, and hanging up on them."""

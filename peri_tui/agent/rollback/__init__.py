@@ -1,0 +1,1 @@
+"""Layer 5: what makes the workspace what it was."""

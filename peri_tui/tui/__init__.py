@@ -1,0 +1,1 @@
+"""Layer 1: the screen, the keys and the driver tap that hands a stop to the stop lane."""

@@ -1,0 +1,1 @@
+"""One widget a module; widgets read the view model and never write it."""

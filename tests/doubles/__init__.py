@@ -1,0 +1,1 @@
+"""Doubles: scripted stand-ins for the outside world."""

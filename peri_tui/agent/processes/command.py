@@ -1,0 +1,416 @@
+"""One command of a task, seen from the agent: its supervisor's messages, its ladder, its proof."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from peri_tui.agent.processes.evidence import (
+    ExitStatus,
+    ProcessRef,
+    Survivor,
+    TreeEvidence,
+    TreeStats,
+    is_alive,
+    own_survivor,
+    refs_from_wire,
+    survivors_from_wire,
+    text_from_wire,
+)
+from peri_tui.agent.processes.ladder import Alive, Ladder, Rung
+from peri_tui.agent.processes.link import read_packets, send_packet
+from peri_tui.agent.processes.output import Output
+from peri_tui.core import faults
+from peri_tui.errors import SpawnFailed
+
+FAULT: Final = "processes.skip_kill"
+SETTLE_LIMIT_S: Final = 0.8
+_START_S: Final = 10.0
+_STATS_S: Final = 1.0
+_SILENT_S: Final = 1.0
+_DEADLINE_SHARE: Final = 0.9
+
+OnRung = Callable[[str, "Command", Rung, float], None]
+
+
+class Command:
+    """A started (or starting) command and its whole process tree.
+
+    Made by ``Processes.spawn`` only. ``number`` is the warden's name for it. One event loop, not thread-safe.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        number: int,
+        argv: Sequence[str],
+        cwd: str,
+        sock: socket.socket,
+        output: Output,
+        *,
+        ladder: Ladder,
+        on_rung: OnRung | None,
+        on_ended: Callable[[Command], None],
+        guarded: Callable[[], bool],
+    ) -> None:
+        self.task = task
+        self.number = number
+        self.output = output
+        self.ladder = ladder
+        self.orphans = 0
+        self.rungs: list[tuple[Rung, float]] = []
+        self.stats = TreeStats()
+        self._name = shlex.join(argv)[:200]
+        self._cwd = cwd
+        self._sock = sock
+        self._on_rung = on_rung
+        self._on_ended = on_ended
+        self._guarded = guarded
+        self._loop = asyncio.get_running_loop()
+        self._ref: ProcessRef | None = None
+        self._supervisor: ProcessRef | None = None
+        self._supervisor_fd = -1
+        self._failure: dict[str, Any] | None = None
+        self._exit: ExitStatus | None = None
+        self._end = ""  # "empty", "swept" or "lost" once nothing more will be heard
+        self._known: dict[ProcessRef, None] = {}
+        self._at_stop: tuple[ProcessRef, ...] = ()
+        self._ended_refs: tuple[ProcessRef, ...] = ()
+        self._reported: tuple[Survivor, ...] = ()
+        self._killing = False
+        self._news = asyncio.Event()
+        self._stats_count = 0
+        self._forced = False
+        self._began = -1.0
+        self._climb: asyncio.Task[TreeEvidence] | None = None
+        self._loop.add_reader(sock, self._hear)
+
+    # -- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def ref(self) -> ProcessRef:
+        """The command's own process. Raises ProcessLookupError before it is started."""
+        if self._ref is None:
+            raise ProcessLookupError(f"{self._name}: not started")
+        return self._ref
+
+    @property
+    def supervisor(self) -> ProcessRef | None:
+        """The supervisor's process, once known."""
+        return self._supervisor
+
+    @property
+    def exit_status(self) -> ExitStatus | None:
+        """How the command ended, None while it runs."""
+        return self._exit
+
+    @property
+    def live(self) -> bool:
+        """True until the end of the whole tree is known."""
+        return not self._end
+
+    @property
+    def refs(self) -> tuple[ProcessRef, ...]:
+        """Every process of the tree that was ever named, the command first."""
+        return tuple(self._known)
+
+    # -- what callers do ----------------------------------------------------------------------------------------
+
+    async def started(self) -> None:
+        """Wait for the start.
+
+        Raises:
+            SpawnFailed: it cannot be started; ``errno`` and ``stage`` are in the evidence.
+        """
+        await self._until(lambda: self._ref is not None or bool(self._end or self._failure), _START_S)
+        if self._ref is None:
+            failure = self._failure or {"errno": 0, "stage": "warden" if self._end else "timeout"}
+            if self._failure is None:
+                self.force()
+            raise self._spawn_failed(int(failure["errno"]), str(failure["stage"]))
+
+    async def wait(self) -> ExitStatus:
+        """Wait until the command itself ended; never for its output's end of file.
+
+        A command whose supervisor was killed was killed with it: SIGKILL.
+        """
+        while self._exit is None and not self._end:
+            await self._next_news()
+        return self._exit or ExitStatus(None, signal.SIGKILL)
+
+    async def settle(self, quiet_s: float = 0.25) -> int:
+        """Take the rest of the output after the command's exit, without waiting for its end of file.
+
+        Ends at the end of file, after ``quiet_s`` seconds without a byte, or after 0.8 s in all. Later output is read
+        and thrown away. Returns how many processes of the tree still live; they stay stoppable.
+        """
+        await self.output.quiet(quiet_s, SETTLE_LIMIT_S)
+        self.output.detach()
+        if self.live and self.orphans:
+            self.orphans = (await self.sample()).processes
+        return self.orphans if self.live else 0
+
+    async def sample(self) -> TreeStats:
+        """Return what the tree uses now; what was last known when the supervisor does not answer within 1 s."""
+        if not self.live:
+            return TreeStats()
+        count = self._stats_count
+        if send_packet(self._sock, {"op": "stats"}):
+            await self._until(lambda: self._stats_count > count or bool(self._end), _STATS_S)
+        return self.stats if self.live else TreeStats()
+
+    def interrupt(self) -> None:
+        """Stand on the first rung now and climb from there; a repeated call changes nothing."""
+        if self._began >= 0:
+            return
+        self._began = self._loop.time()
+        self._step()
+        self.output.mute()
+        if self.live and self._ref is not None and self._exit is None:
+            self._at_stop = (self._ref,)
+        self._climb = self._loop.create_task(self._run_ladder(), name=f"stop {self._name}")
+
+    def force(self) -> None:
+        """Kill now: every grace period is skipped; a repeated call changes nothing."""
+        if self._forced:
+            return
+        self._forced = True
+        if self._began < 0:
+            self.interrupt()
+        else:
+            self._step()
+            self._news.set()
+
+    async def stop(self) -> TreeEvidence:
+        """End the whole tree and return the proof; a repeated call gives the same answer.
+
+        Where processes had survived, a repeated call looks again.
+        """
+        self.interrupt()
+        assert self._climb is not None
+        if self._climb.done() and self._climb.result().outcome == "survivors":
+            self._climb = self._loop.create_task(self._prove(), name=f"check {self._name}")
+        return await asyncio.shield(self._climb)
+
+    def abandon(self) -> None:
+        """Hang up. The supervisor takes that as an order to kill everything, and tells nobody."""
+        if not self._end:
+            self._finish("lost")
+
+    # -- the ladder ---------------------------------------------------------------------------------------------
+
+    @property
+    def _alive(self) -> Alive:
+        if self._end:
+            return Alive.NOTHING
+        if self._ref is None:
+            return Alive.REST  # There is nothing yet that could clean up after itself.
+        # Between the exit and the word about what it left, nothing is known that would have to be killed.
+        return Alive.REST if self._exit is not None and self.orphans else Alive.LEADER
+
+    def _step(self) -> None:
+        elapsed = self._loop.time() - self._began
+        rung = self.ladder.next_rung(elapsed, self._forced, self._alive)
+        if rung <= self._rung:
+            return
+        self.rungs.append((rung, elapsed))
+        if not faults.active(FAULT):
+            self._send(rung)
+        if self._on_rung is not None:
+            self._on_rung(self.task, self, rung, elapsed)
+
+    @property
+    def _rung(self) -> Rung:
+        return self.rungs[-1][0] if self.rungs else Rung.NONE
+
+    def _send(self, rung: Rung) -> None:
+        if rung is Rung.INTERRUPT:
+            message: dict[str, Any] = {"op": "signal", "sig": signal.SIGINT, "scope": "group"}
+        elif rung is Rung.TERMINATE:
+            message = {"op": "signal", "sig": signal.SIGTERM, "scope": "tree", "cont": True}
+        else:
+            message = {"op": "kill", "deadline_ms": int(self.ladder.confirm_s * 1000 * _DEADLINE_SHARE)}
+        send_packet(self._sock, message)
+
+    async def _run_ladder(self) -> TreeEvidence:
+        while self.live and self._rung is not Rung.KILL:
+            elapsed = self._loop.time() - self._began
+            await self._next_news(self.ladder.until_next(elapsed) + 0.001)
+            self._step()
+        return await self._prove()
+
+    async def _prove(self) -> TreeEvidence:
+        began = self._loop.time()
+        deadline = began + self.ladder.confirm_s
+        nudges = [(began + _SILENT_S, signal.SIGCONT), (began + 2 * _SILENT_S, signal.SIGKILL)]
+        while self.live and self._loop.time() < deadline and not self._still_reported():
+            await self._next_news(min(deadline - self._loop.time(), 0.1))
+            if nudges and self._loop.time() >= nudges[0][0]:
+                self._nudge(nudges.pop(0)[1])
+        self.output.cut()
+        return self._evidence()
+
+    def _nudge(self, number: signal.Signals) -> None:
+        """Wake, then replace, a supervisor that does not even acknowledge the kill (a task may stop it).
+
+        When it is dead, the warden ends its tree.
+        """
+        if self._killing or self._supervisor_fd < 0 or faults.active(FAULT):
+            return
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._supervisor_fd, number)
+
+    def _evidence(self) -> TreeEvidence:
+        """Say what is proven. The supervisor's word is checked in ``/proc`` for every process ever named."""
+        named = tuple(dict.fromkeys((*self._known, *self._at_stop, *self._ended_refs)))
+        alive = {(ref.pid, ref.start_time): ref for ref in named if is_alive(ref)}
+        reported = self._still_reported()
+        for one in reported:
+            alive.pop((one.pid, one.start_time), None)
+        survivors = reported + tuple(own_survivor(ref, "not confirmed") for ref in alive.values())
+        if not self._end and not survivors:
+            survivors = self._silent()
+        outcome = "empty" if self._end in ("empty", "swept") else "best_effort"
+        return TreeEvidence(
+            "survivors" if survivors else outcome,  # type: ignore[arg-type]
+            tuple(ref for ref in dict.fromkeys((*self._at_stop, *self._ended_refs)) if not is_alive(ref)),
+            survivors,
+            self._rung.word,
+            round(self._loop.time() - self._began, 4),
+        )
+
+    def _still_reported(self) -> tuple[Survivor, ...]:
+        return tuple(
+            one for one in self._reported if is_alive(ProcessRef(one.pid, one.start_time, one.command))
+        )
+
+    def _silent(self) -> tuple[Survivor, ...]:
+        ref = self._supervisor or ProcessRef(0, 0, self._name)
+        return (own_survivor(ref, "supervisor does not answer"),)
+
+    # -- what the supervisor says -------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        messages, gone = read_packets(self._sock)
+        for message in messages:
+            self._learn(message)
+        if gone:
+            self._hang_up()
+            if not self._end and (self._failure is not None or not self._guarded()):
+                self._finish("empty" if self._failure is not None else "lost")
+        self._news.set()
+        if self._began >= 0:
+            self._step()
+
+    def _learn(self, message: dict[str, Any]) -> None:
+        ev = message.get("ev")
+        if ev == "started":
+            self._learn_start(message)
+        elif ev == "spawn_failed":
+            self._failure = message
+        elif ev == "exit":
+            self._exit = ExitStatus.from_wait(int(message["status"]))
+        elif ev == "orphans":
+            self.orphans = int(message["n"])
+            self._know(refs_from_wire(message["sample"]))
+        elif ev == "stats":
+            self._learn_stats(message)
+        elif ev == "killing":
+            self._killing = True
+        elif ev == "survivors":
+            self._reported = survivors_from_wire(message["list"])
+        elif ev == "empty":
+            self._ended_refs = self._named(message["killed"])
+            self._finish("empty")
+
+    def _learn_start(self, message: dict[str, Any]) -> None:
+        self._ref = ProcessRef(int(message["pid"]), int(message["start_time"]), self._name)
+        self._know((self._ref,))
+        self._supervisor = ProcessRef(int(message["sup_pid"]), int(message["sup_start"]), "peri-supervisor")
+        with contextlib.suppress(OSError):
+            self._supervisor_fd = os.pidfd_open(self._supervisor.pid)
+        # The number may have been reused before the line above; then this is not our supervisor.
+        if not is_alive(self._supervisor):
+            self._drop_handle()
+
+    def _learn_stats(self, message: dict[str, Any]) -> None:
+        refs = self._named(message["list"])
+        self._know(refs)
+        self._stats_count += 1
+        names = tuple(dict.fromkeys(text_from_wire(row[2]) for row in message["list"]))
+        self.stats = TreeStats(int(message["rss"]), float(message["cpu"]), int(message["nprocs"]), names)
+
+    def learn_sweep(self, message: dict[str, Any]) -> None:
+        """Take the warden's report: the supervisor is gone, and the warden ended what it had left, if anything."""
+        if not self.hung_up:
+            self._hear()  # What the supervisor still said itself is worth more.
+        if self._end:
+            return
+        self._ended_refs = self._named(message["killed"])
+        self._reported = survivors_from_wire(message["survivors"])
+        if not self._reported:
+            self._finish("swept")
+        self._news.set()
+
+    def learn_loss(self) -> None:
+        """The warden is gone: the supervisor may still answer; if it is gone too, nobody can prove anything."""
+        if self._sock.fileno() < 0 and not self._end:
+            self._finish("lost")
+        elif not self._end:
+            self.force()
+
+    @property
+    def hung_up(self) -> bool:
+        """True when the supervisor's socket is closed."""
+        return self._sock.fileno() < 0
+
+    def _named(self, rows: Sequence[Sequence[Any]]) -> tuple[ProcessRef, ...]:
+        # The tree knows a process by its short name; the command itself is better known by its command line.
+        own = {(ref.pid, ref.start_time): ref for ref in self._known}
+        return tuple(own.get((ref.pid, ref.start_time), ref) for ref in refs_from_wire(rows))
+
+    def _know(self, refs: Sequence[ProcessRef]) -> None:
+        have = {(ref.pid, ref.start_time) for ref in self._known}
+        self._known |= {ref: None for ref in refs if (ref.pid, ref.start_time) not in have}
+
+    def _finish(self, end: str) -> None:
+        self._end = end
+        self.orphans = 0
+        self._hang_up()
+        self._drop_handle()
+        self._news.set()
+        self._on_ended(self)
+
+    def _hang_up(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+    def _drop_handle(self) -> None:
+        if self._supervisor_fd >= 0:
+            os.close(self._supervisor_fd)
+            self._supervisor_fd = -1
+
+    def _spawn_failed(self, number: int, stage: str) -> SpawnFailed:
+        reason = os.strerror(number) if number else stage
+        what = self._cwd if stage == "chdir" else self._name
+        return SpawnFailed(f"{what}: {reason} ({stage})", errno=number, stage=stage)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    async def _next_news(self, timeout: float | None = None) -> None:
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+
+    async def _until(self, done: Callable[[], bool], timeout: float) -> None:
+        deadline = self._loop.time() + timeout
+        while not done() and (left := deadline - self._loop.time()) > 0:
+            await self._next_news(left)

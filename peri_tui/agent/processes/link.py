@@ -1,0 +1,193 @@
+"""The agent's side of the warden: launch it, hand it spawn requests, learn at once when it is gone."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from peri_tui.errors import WardenLost
+
+WARDEN_FILE: Final = Path(__file__).with_name("warden.py")
+_MESSAGE_BYTES: Final = 256 * 1024
+_READY_S: Final = 10.0
+_SEND_S: Final = 5.0
+
+
+def read_packets(sock: socket.socket) -> tuple[list[dict[str, Any]], bool]:
+    """Return the messages that are there, and whether the peer is gone."""
+    found: list[dict[str, Any]] = []
+    while True:
+        try:
+            data = sock.recv(_MESSAGE_BYTES)
+        except BlockingIOError:
+            return found, False
+        except OSError:
+            return found, True
+        if not data:
+            return found, True
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(data))
+
+
+def send_packet(sock: socket.socket, message: Mapping[str, Any]) -> bool:
+    """Send without blocking; False when it cannot be sent now, or ever."""
+    try:
+        sock.send(json.dumps(message).encode())
+    except OSError:
+        return False
+    return True
+
+
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected packet sockets; ours, the first, does not block."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def request_file(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
+    """Return a memory file with a spawn request: a packet could be too small for a long command line."""
+    request = {
+        "argv": [_image(word) for word in argv],
+        "cwd": _image(cwd),
+        "env": {_image(name): _image(value) for name, value in env.items()},
+    }
+    fd = os.memfd_create("peri-spawn", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(json.dumps(request).encode())
+    return fd
+
+
+def _image(text: str) -> str:
+    # A file name may be any bytes, JSON holds text: Latin-1 maps each byte to one character and back.
+    return os.fsencode(text).decode("latin-1")
+
+
+class WardenLink:
+    """A running warden.
+
+    Args:
+        on_swept: gets each ``swept`` message.
+        on_lost: called once when the warden is gone although nobody closed it.
+    """
+
+    def __init__(
+        self, on_swept: Callable[[dict[str, Any]], None], on_lost: Callable[[WardenLink], None]
+    ) -> None:
+        self._on_swept = on_swept
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._sock, theirs = packet_pair()
+        with theirs:
+            self._process = _launch(theirs.fileno())
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._ready = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._closing = False
+        self._loop.add_reader(self._sock, self._hear)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    @property
+    def pid(self) -> int:
+        """The warden's process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """True until its end was seen."""
+        return not self._gone.is_set()
+
+    async def ready(self) -> None:
+        """Wait for its first word. Raises WardenLost when it does not come."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._ready, self._gone)]
+        try:
+            await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+        if not self._ready.is_set():
+            raise WardenLost(
+                f"the warden ({WARDEN_FILE}) did not start within {_READY_S:.0f} s", pid=self.pid
+            )
+
+    async def request(self, number: int, fds: Sequence[int]) -> None:
+        """Ask for a supervisor. Raises WardenLost when the request cannot be handed over."""
+        data = json.dumps({"op": "spawn", "id": number}).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        deadline = self._loop.time() + _SEND_S
+        while self.alive:
+            try:
+                self._sock.sendmsg([data], rights)
+            except BlockingIOError:
+                if self._loop.time() > deadline:
+                    break
+                await asyncio.sleep(0.01)
+            except OSError:
+                break
+            else:
+                return
+        raise WardenLost("the warden takes no request", pid=self.pid)
+
+    async def close(self, timeout: float) -> None:
+        """Hang up, wait for the warden's end, kill it if it does not come."""
+        self._closing = True
+        self._close_socket()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._gone.wait()
+        if self.alive:
+            self._process.kill()
+            await self._gone.wait()
+
+    def _hear(self) -> None:
+        messages, gone = read_packets(self._sock)
+        for message in messages:
+            if message.get("ev") == "ready":
+                self._ready.set()
+            elif message.get("ev") == "swept":
+                self._on_swept(message)
+        if gone:
+            self._close_socket()
+            # A warden without its socket is of no use; usually it is dead already and this reaches nobody.
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._hear()
+        self._close_socket()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._gone.set()
+        if not self._closing:
+            self._on_lost(self)
+
+    def _close_socket(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+
+def _launch(fd: int) -> subprocess.Popen[bytes]:
+    # Not the agent's own folder and environment: the warden must not keep a mount busy, nor hold a key.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd)],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+    )

@@ -1,0 +1,218 @@
+"""The output of a command: an own pipe, read without ever waiting for its end.
+
+A pipe reaches its end only when the last process that holds it is gone, which may be a grandchild that nobody waits
+for. So nothing here waits: bytes are taken when they are there, within a budget a callback (so that a command that
+prints without end cannot hold the event loop), and memory keeps the head and the tail only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+HEAD_BYTES: Final = 64 * 1024
+TAIL_BYTES: Final = 192 * 1024
+FRESH_BYTES: Final = 16 * 1024
+PIPE_BYTES: Final = 1024 * 1024
+BUDGET_BYTES: Final = 1024 * 1024
+BUDGET_S: Final = 0.002
+DRAIN_S: Final = 0.02
+_READ_BYTES: Final = 256 * 1024
+_F_SETPIPE_SZ: Final = 1031
+
+OnFresh = Callable[[bytes, int], None]
+
+
+class HeadTail:
+    """Keeps the first and the last bytes of a stream and counts those between.
+
+    Args:
+        head: bytes kept from the start.
+        tail: bytes kept from the end.
+    """
+
+    def __init__(self, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
+        self.total = 0
+        self._head_size = head
+        self._tail_size = tail
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.total += len(data)
+        room = self._head_size - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if len(data) >= self._tail_size:
+            self._tail = bytearray(data[len(data) - self._tail_size :])
+            return
+        self._tail += data
+        # Cut rarely: each cut moves the whole tail.
+        if len(self._tail) > 2 * self._tail_size:
+            del self._tail[: len(self._tail) - self._tail_size]
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes."""
+        return bytes(self._head)
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes, none of them also in ``head``."""
+        return bytes(self._tail[max(0, len(self._tail) - self._tail_size) :])
+
+    @property
+    def dropped(self) -> int:
+        """How many bytes between head and tail are not kept."""
+        return self.total - len(self._head) - min(len(self._tail), self._tail_size)
+
+    def text(self) -> str:
+        """Return what is kept as text, undecodable bytes replaced, with a line that counts what is not."""
+        if not self.dropped:
+            return (self.head + self.tail).decode("utf-8", "replace")
+        first, last = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
+        return f"{first}\n[{self.dropped} bytes not kept]\n{last}"
+
+
+class Output:
+    """One command's stdout and stderr.
+
+    Args:
+        on_fresh: called with new bytes (at most 16 KiB a call, the newest) and how many before them it is not given.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, on_fresh: OnFresh | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._kept = HeadTail()
+        self._on_fresh = on_fresh
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        # A wide pipe means fewer wake-ups; unprivileged users may have used up their share of pipe memory.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._reading, _F_SETPIPE_SZ, PIPE_BYTES)
+        self._loop.add_reader(self._reading, self._take)
+        self.last_mono = clock()
+        self.late_bytes = 0
+        self._detached = False
+        self._news = asyncio.Event()
+
+    @property
+    def writing_fd(self) -> int:
+        """The end that the command gets; -1 once ``hand_over`` was called."""
+        return self._writing
+
+    @property
+    def closed(self) -> bool:
+        """True when nothing more will come: end of file was seen, or the pipe was cut."""
+        return self._reading < 0
+
+    @property
+    def total(self) -> int:
+        """Bytes written by the command so far, as far as they count as its output."""
+        return self._kept.total
+
+    @property
+    def dropped(self) -> int:
+        """Bytes counted but not kept."""
+        return self._kept.dropped
+
+    def text(self) -> str:
+        """Return the output as text (see ``HeadTail.text``)."""
+        return self._kept.text()
+
+    def hand_over(self) -> None:
+        """Close our copy of the writing end; the command has its own."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def mute(self) -> None:
+        """Hand out no fresh bytes any more; they are still read and kept."""
+        self._on_fresh = None
+
+    def detach(self) -> None:
+        """From now on read and throw away.
+
+        The pipe stays open: closing it would kill a background process by SIGPIPE at its next line.
+        """
+        self._detached = True
+        self._on_fresh = None
+
+    async def quiet(self, quiet_s: float, limit_s: float) -> None:
+        """Wait until the end of file, ``quiet_s`` without a byte, or ``limit_s``, whichever is first."""
+        began = self._clock()
+        while not self.closed:
+            now = self._clock()
+            left = min(max(self.last_mono, began) + quiet_s, began + limit_s) - now
+            if left <= 0:
+                return
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+
+    def cut(self) -> None:
+        """Stop reading: take what is there for at most 20 ms, then close. Never waits for the end of file."""
+        if self.closed:
+            return
+        self._loop.remove_reader(self._reading)
+        deadline = self._clock() + DRAIN_S
+        while self._clock() < deadline and self._read_once():
+            pass
+        self._close()
+
+    def _take(self) -> None:
+        deadline = self._clock() + BUDGET_S
+        before = self.total
+        size = 0
+        fresh = b""
+        while size < BUDGET_BYTES and self._clock() < deadline:
+            data = self._read_once()
+            if not data:
+                break
+            size += len(data)
+            fresh = data
+        if self.total > before:
+            self._tell(fresh, self.total - before)
+
+    def _tell(self, newest: bytes, size: int) -> None:
+        self.last_mono = self._clock()
+        self._news.set()
+        if self._on_fresh is not None:
+            shown = newest[-FRESH_BYTES:]
+            self._on_fresh(shown, size - len(shown))
+
+    def _read_once(self) -> bytes:
+        if self.closed:
+            return b""
+        try:
+            data = os.read(self._reading, _READ_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+        elif self._detached:
+            self.late_bytes += len(data)
+        else:
+            self._kept.add(data)
+        return data
+
+    def _close(self) -> None:
+        self.hand_over()
+        self._loop.remove_reader(self._reading)
+        os.close(self._reading)
+        self._reading = -1
+        self._news.set()

@@ -1,0 +1,282 @@
+"""The processes of the agent: everything that is started goes through here, and everything can be ended from here.
+
+``Processes`` is the one registry. A command runs below a supervisor (see ``warden``), which is the only one that can
+say that a tree is empty; what it says is looked up again in ``/proc`` before it counts (see ``command``).
+
+Built for Linux. Other systems have no subreaper, so the proof would be a weaker one (outcome ``best_effort``); until
+that is built, ``start`` refuses there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from peri_tui.agent.processes.child_env import child_env
+from peri_tui.agent.processes.command import Command, OnRung
+from peri_tui.agent.processes.evidence import ExitStatus, ProcessRef, Survivor, TreeEvidence, TreeStats
+from peri_tui.agent.processes.ladder import Ladder, Rung
+from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
+from peri_tui.agent.processes.output import OnFresh, Output
+from peri_tui.errors import ProcessError, SpawnFailed
+
+__all__ = [
+    "Command",
+    "ExitStatus",
+    "Forced",
+    "Ladder",
+    "ProcessRef",
+    "Processes",
+    "Rung",
+    "Survivor",
+    "TreeEvidence",
+    "TreeStats",
+    "child_env",
+]
+
+Forced = asyncio.Event | Callable[[], bool]
+_FORCED_POLL_S = 0.05
+_CLOSE_S = 2.0
+
+
+class Processes:
+    """All commands of all tasks of one agent. One event loop, not thread-safe.
+
+    Args:
+        ladder: the grace periods of a stop.
+        on_warden_lost: called when the warden died; its commands are being killed by then.
+        on_rung: called with task, command, rung and seconds since the stop, each time a signal is sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        ladder: Ladder | None = None,
+        on_warden_lost: Callable[[], None] | None = None,
+        on_rung: OnRung | None = None,
+    ) -> None:
+        self._ladder = ladder or Ladder()
+        self._on_warden_lost = on_warden_lost
+        self._on_rung = on_rung
+        self._link: WardenLink | None = None
+        self._starting = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._by_number: dict[int, Command] = {}
+        self._stopped: dict[str, list[Command]] = {}
+        self._closed = False
+
+    @property
+    def warden_pid(self) -> int | None:
+        """The warden's process id while it runs."""
+        return self._link.pid if self._link is not None and self._link.alive else None
+
+    async def start(self) -> None:
+        """Start the warden, if none runs.
+
+        Raises:
+            ProcessError: this system is not supported.
+            WardenLost: it does not come up.
+        """
+        if sys.platform != "linux":
+            raise ProcessError(f"commands can be run on Linux only for now, this is {sys.platform}")
+        async with self._starting:
+            if self._closed:
+                raise ProcessError("the agent is ending, nothing is started any more")
+            if self._link is None or not self._link.alive:
+                link = WardenLink(self._learn_sweep, self._learn_loss)
+                self._link = link
+                await link.ready()
+
+    async def spawn(
+        self,
+        task: str,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: int | None = None,
+        on_output: OnFresh | None = None,
+        ladder: Ladder | None = None,
+    ) -> Command:
+        """Start a command and return it once it runs.
+
+        Args:
+            task: whose it is; a task that was stopped can start nothing more.
+            argv: the command; the first word is looked up in the ``PATH`` of ``env``.
+            cwd: its folder.
+            env: its whole environment (see ``child_env``).
+            stdin: a descriptor for its input, still the caller's afterwards; ``/dev/null`` if None.
+            on_output: gets fresh output (see ``Output``).
+            ladder: other grace periods than the usual ones.
+
+        Raises:
+            SpawnFailed: it cannot be started, or the task was stopped; names errno and stage.
+            WardenLost: the warden does not run and cannot be started.
+        """
+        await self.start()
+        if task in self._stopped:
+            raise SpawnFailed(
+                f"task {task} was stopped, nothing more is started for it", errno=0, stage="stopped"
+            )
+        assert self._link is not None
+        output = Output(on_output)
+        try:
+            command = await self._request(task, argv, cwd, env, stdin, output, ladder or self._ladder)
+        except BaseException:
+            output.cut()
+            raise
+        try:
+            await command.started()
+        except BaseException as error:
+            # Nobody will hold this command, so nobody could stop it.
+            output.cut()
+            if not isinstance(error, SpawnFailed):
+                command.force()
+            raise
+        return command
+
+    def interrupt(self, task: str) -> None:
+        """Stop a task's commands: the first rung is sent before this returns. Never waits; may be repeated."""
+        commands = self._stopped.setdefault(task, [])
+        for command in self._live(task):
+            if command not in commands:
+                commands.append(command)
+            command.interrupt()
+
+    def force(self, task: str) -> None:
+        """Kill a task's commands now. Never waits; may be repeated."""
+        for command in self._live(task):
+            command.force()
+        self.interrupt(task)
+
+    async def stop(self, task: str, *, forced: Forced | None = None) -> TreeEvidence:
+        """End all processes of a task and return the proof; a repeated call gives the same answer.
+
+        Where processes had survived, a repeated call looks again. Nothing can be started for the task afterwards.
+
+        Args:
+            task: the task; one without commands is ``empty``.
+            forced: when it is set (or returns true), grace periods are skipped from then on.
+        """
+        self.interrupt(task)
+        async with self._watch(task, forced):
+            parts = await asyncio.gather(*(command.stop() for command in self._stopped[task]))
+        return TreeEvidence.merge(parts)
+
+    def stats(self, task: str) -> TreeStats:
+        """Return what a task's trees used when they were last sampled."""
+        return TreeStats.total(command.stats for command in self._live(task))
+
+    async def sample(self, task: str) -> TreeStats:
+        """Return what a task's trees use now (within 1 s)."""
+        return TreeStats.total(await asyncio.gather(*(command.sample() for command in self._live(task))))
+
+    def list_refs(self, task: str) -> tuple[ProcessRef, ...]:
+        """Return the processes of a task that are known (commands, orphans, last sample)."""
+        return tuple(ref for command in self._live(task) for ref in command.refs)
+
+    def forget(self, task: str) -> None:
+        """Drop what is kept to answer a repeated ``stop`` of a task that has ended."""
+        if not self._live(task):
+            self._stopped.pop(task, None)
+
+    async def close(self) -> TreeEvidence:
+        """Kill everything, end the warden, and say what is proven. Nothing can be started afterwards."""
+        self._closed = True
+        commands = list(self._by_number.values())
+        for command in commands:
+            command.force()
+        parts = await asyncio.gather(*(command.stop() for command in commands))
+        for command in commands:
+            command.abandon()
+        async with self._starting:
+            link, self._link = self._link, None
+        if link is not None and link.alive:
+            await link.close(_CLOSE_S)
+        return TreeEvidence.merge(parts)
+
+    def _live(self, task: str) -> list[Command]:
+        return [command for command in self._by_number.values() if command.task == task]
+
+    async def _request(
+        self,
+        task: str,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: int | None,
+        output: Output,
+        ladder: Ladder,
+    ) -> Command:
+        link = self._link
+        assert link is not None
+        number = next(self._numbers)
+        with contextlib.ExitStack() as stack:
+            source = stdin if stdin is not None else _opened(stack, os.open(os.devnull, os.O_RDONLY))
+            request = _opened(stack, _checked_request(argv, cwd, env))
+            ours, theirs = packet_pair()
+            stack.enter_context(theirs)
+            command = Command(
+                task, number, argv, cwd, ours, output, ladder=ladder, on_rung=self._on_rung,
+                on_ended=self._drop, guarded=lambda: link.alive,
+            )  # fmt: skip
+            # Known before it is asked for: a stop in between finds it, and its order waits in the socket.
+            self._by_number[number] = command
+            try:
+                written = output.writing_fd
+                await link.request(number, [theirs.fileno(), request, source, written, written])
+            except BaseException:
+                command.abandon()
+                raise
+        output.hand_over()
+        return command
+
+    @contextlib.asynccontextmanager
+    async def _watch(self, task: str, forced: Forced | None) -> AsyncIterator[None]:
+        watcher = asyncio.ensure_future(self._force_when(task, forced)) if forced is not None else None
+        try:
+            yield
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+
+    async def _force_when(self, task: str, forced: Forced) -> None:
+        if isinstance(forced, asyncio.Event):
+            await forced.wait()
+        else:
+            while not forced():  # noqa: ASYNC110  a plain function cannot tell when it changes
+                await asyncio.sleep(_FORCED_POLL_S)
+        self.force(task)
+
+    def _drop(self, command: Command) -> None:
+        self._by_number.pop(command.number, None)
+
+    def _learn_sweep(self, message: dict[str, Any]) -> None:
+        command = self._by_number.get(int(message["id"]))
+        if command is not None:
+            command.learn_sweep(message)
+
+    def _learn_loss(self, link: WardenLink) -> None:
+        for command in list(self._by_number.values()):
+            command.learn_loss()
+        if self._on_warden_lost is not None:
+            self._on_warden_lost()
+
+
+def _opened(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _checked_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
+    words = [*argv, cwd, *env, *env.values()]
+    if not argv or any("\0" in word for word in words) or any("=" in name for name in env):
+        raise SpawnFailed(
+            f"{list(argv)[:1]}: empty command, or a NUL or '=' where none may be", errno=22, stage="request"
+        )
+    return request_file(argv, cwd, env)

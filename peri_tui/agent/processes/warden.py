@@ -1,0 +1,641 @@
+"""The warden: starts every command of an agent and ends whole process trees, with proof.
+
+One self-contained file, standard library only, started by path (``python -I -S warden.py FD``). It has one thread,
+so it may fork. ``FD`` is a ``SOCK_SEQPACKET`` socket to the agent. Each ``spawn`` message carries five descriptors:
+the task socket, a memory file with the request, and the command's stdin, stdout and stderr. The warden forks a
+*supervisor*; the supervisor forks the command. Both are child subreapers, so a descendant that loses its parent
+becomes a child of the supervisor whatever session, group or environment it gave itself. That is what makes
+``waitpid`` = ``ECHILD`` a proof: the kernel says that no descendant exists (``prctl(2)``,
+``PR_SET_CHILD_SUBREAPER``; Bazel's process wrapper uses the same idea).
+
+Agent to supervisor: ``signal {sig, scope, cont}``, ``kill {deadline_ms}``, ``stats``.
+Supervisor to agent: ``started``, ``spawn_failed``, ``exit``, ``orphans``, ``stats``, ``killing``, ``survivors``, ``empty``.
+Warden to agent: ``ready``, ``swept``.
+
+End of file, or any error, on a task socket means: kill everything. Processes on the wire are
+``[pid, start time in clock ticks since boot, name]``; texts that may be any bytes travel as their Latin-1 image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any, NamedTuple, NoReturn
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+LIST_MAX = 500  # A packet must fit into the socket buffer of 208 KiB.
+SURVIVORS_MAX = 100
+DEADLINE_S = 4.5
+SLOW_PASS_S = 0.1
+_IGNORED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGPIPE, signal.SIGALRM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+)  # fmt: skip
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Call ``prctl(2)`` with one argument. Raises OSError."""
+    argument: Any = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if _libc.prctl(option, argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# --- what /proc says ------------------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """One process as ``/proc/PID/stat`` shows it: times in clock ticks, memory in pages."""
+
+    pid: int
+    start: int
+    name: str
+    state: str
+    ppid: int
+    pgrp: int
+    threads: int
+    ticks: int
+    pages: int
+
+    @property
+    def dead(self) -> bool:
+        """True for a zombie. A leader whose other threads still run also shows Z, but has more than one thread."""
+        return self.state in "ZX" and self.threads <= 1
+
+    @property
+    def wire(self) -> list[Any]:
+        """The process as it goes on the wire."""
+        return [self.pid, self.start, self.name]
+
+
+def read_file(path: str) -> bytes:
+    """Return the content of a small file; empty when it, or the process it belongs to, is gone."""
+    parts = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        while part := os.read(fd, 65536):
+            parts.append(part)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def read_stat(pid: int) -> Seen | None:
+    """Return what is known of a process, or None when it is gone."""
+    head, closing, rest = read_file(f"/proc/{pid}/stat").rpartition(b")")
+    if not closing:
+        return None
+    word = rest.split()
+    return Seen(
+        pid, int(word[19]), head.partition(b"(")[2].decode("latin-1"), word[0].decode(), int(word[1]),
+        int(word[2]), int(word[17]), sum(map(int, word[11:15])), int(word[21]),
+    )  # fmt: skip
+
+
+def scan_parents() -> dict[int, list[int]]:
+    """Return children by parent from one pass over ``/proc``: for kernels without the ``children`` files."""
+    found: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (one := read_stat(int(entry))) is not None:
+            found.setdefault(one.ppid, []).append(one.pid)
+    return found
+
+
+class Tree:
+    """All descendants of this process, except those below ``spare``."""
+
+    def __init__(self, scan: bool) -> None:
+        self.me = os.getpid()
+        self.spare: set[int] = set()
+        self.refused: set[tuple[int, int]] = set()
+        self._scan = scan or not os.path.exists(f"/proc/self/task/{self.me}/children")
+        self._parents: dict[int, list[int]] = {}
+
+    def visit(self, *signals: int, group: int = 0) -> list[Seen]:
+        """Walk the tree, parents first, and send the signals to each process (of ``group``, if given).
+
+        Parents first, so that one which restarts its child is gone before the child is. A direct child cannot be
+        mistaken: only this process can reap it. A deeper one is held by a pidfd, opened before its parent is looked
+        at again, so a number that was reused is never hit. Returns what was seen, zombies included.
+        """
+        self._parents = scan_parents() if self._scan else {}
+        queue = deque((pid, self.me) for pid in self.children(self.me) if pid not in self.spare)
+        met: dict[int, Seen] = {}
+        while queue:
+            pid, parent = queue.popleft()
+            if pid in met:
+                continue
+            one = self._visit_one(pid, met.get(parent), signals, group)
+            if one is not None:
+                met[pid] = one[0]
+                queue.extend((child, pid) for child in one[1])
+        return list(met.values())
+
+    def children(self, pid: int, threads: int = 1) -> list[int]:
+        """Return the children of a process; every thread of it has a list of its own."""
+        if self._scan:
+            return self._parents.get(pid, [])
+        tids = [str(pid)]
+        if threads != 1:
+            with contextlib.suppress(OSError):
+                tids = os.listdir(f"/proc/{pid}/task")
+        return [int(word) for tid in tids for word in read_file(f"/proc/{pid}/task/{tid}/children").split()]
+
+    def _visit_one(
+        self, pid: int, parent: Seen | None, signals: tuple[int, ...], group: int
+    ) -> tuple[Seen, list[int]] | None:
+        handle = -1
+        if parent is not None:
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:
+                return None  # Gone, or no pidfd here: it becomes a direct child when its parent is dead.
+        try:
+            one = read_stat(pid)
+            if one is None or not self._ours(one, parent):
+                return None
+            children = self.children(pid, one.threads)
+            if not group or one.pgrp == group:
+                self._send(one, handle, signals)
+            return one, children
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+    def _ours(self, one: Seen, parent: Seen | None) -> bool:
+        if parent is None or one.ppid == self.me:
+            return one.ppid == self.me
+        again = read_stat(parent.pid)
+        return one.ppid == parent.pid and again is not None and again.start == parent.start
+
+    def _send(self, one: Seen, handle: int, signals: tuple[int, ...]) -> None:
+        try:
+            for number in signals:
+                if handle >= 0:
+                    signal.pidfd_send_signal(handle, number)
+                else:
+                    os.kill(one.pid, number)
+        except PermissionError:
+            self.refused.add((one.pid, one.start))
+        except OSError:
+            pass
+
+    def survivor(self, one: Seen) -> list[Any]:
+        """Return a process that did not end: pid, start time, command, uid, why."""
+        reason = "did not end"
+        if (one.pid, one.start) in self.refused:
+            reason = "not permitted"
+        elif one.state == "D":
+            reason = "blocked in kernel"
+        words = read_file(f"/proc/{one.pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
+        try:
+            uid = os.stat(f"/proc/{one.pid}").st_uid
+        except OSError:
+            uid = -1
+        return [one.pid, one.start, words[:200].decode("latin-1") or one.name, uid, reason]
+
+
+# --- what warden and supervisor share -------------------------------------------------------------------------------
+
+
+class Peer:
+    """A packet socket that never blocks: what cannot be sent now is sent when it can."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.gone = False
+        self._queue: deque[bytes] = deque()
+
+    def tell(self, ev: str, **facts: Any) -> None:
+        """Queue one message and send what can be sent."""
+        self._queue.append(json.dumps({"ev": ev} | facts).encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent now."""
+        try:
+            while self._queue and not self.gone:
+                self.sock.send(self._queue[0])
+                self._queue.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
+
+    @property
+    def waiting(self) -> bool:
+        """True while something is queued for a peer that is there."""
+        return bool(self._queue) and not self.gone
+
+    def hear(self, descriptors: int = 0) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message and its descriptors, or None; ``gone`` is set at the end."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, 65536, descriptors, socket.MSG_CMSG_CLOEXEC)
+            if data:
+                return json.loads(data), list(fds)
+            self.gone = True
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError):
+            self.gone = True
+        return None
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable when a child ends."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def settle_process(name: bytes) -> None:
+    """Become a subreaper that no terminal or polite signal ends."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_NAME, name)
+
+
+def wait_for(peer: Peer, fds: list[int], seconds: float | None) -> None:
+    """Wait until the peer or a descriptor has something, or the time is over; empties wake-up pipes."""
+    poll = select.poll()
+    if not peer.gone:
+        poll.register(peer.sock, select.POLLIN | (select.POLLOUT if peer.waiting else 0))
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    poll.poll(None if seconds is None else max(1, int(seconds * 1000)))
+    with contextlib.suppress(OSError):
+        os.read(fds[0], 4096)
+
+
+class Hunt:
+    """When to look again while a tree is being killed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.began = time.monotonic()
+        self.deadline = self.began + seconds
+        self.passes = 0
+        self.told = False
+        self.pause = 0.001
+
+    def tire(self, found_new: bool) -> None:
+        """Wait a little longer each time a pass found nothing new to kill."""
+        self.passes += 1
+        limit = SLOW_PASS_S if self.told else 0.01
+        self.pause = 0.001 if found_new else min(self.pause * 2, limit)
+
+
+# --- the supervisor: one a command ------------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Starts one command, holds its whole tree, ends it when told or when the agent is gone."""
+
+    def __init__(self, peer: Peer, scan: bool) -> None:
+        self.peer = peer
+        self.tree = Tree(scan)
+        self.wake = wake_on_child()
+        self.status_fd = -1
+        self.leader = 0
+        self.exit_status: int | None = None
+        self.failed = False
+        self.empty = False
+        self.hunt: Hunt | None = None
+        self._ended: dict[tuple[int, int], list[Any]] = {}
+
+    def start(self, request: dict[str, Any], stdio: list[int]) -> None:
+        """Fork the command. ``request``: argv, env, cwd as Latin-1 images of bytes."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.leader = os.fork()
+        except OSError as error:
+            self.fail(error.errno or 0, "fork")
+            return
+        if self.leader == 0:
+            run_command(request, stdio, writing, self.tree.me)
+        os.close(writing)
+        for fd in stdio:
+            os.close(fd)
+        os.set_blocking(reading, False)
+        self.status_fd = reading
+
+    def fail(self, number: int, stage: str) -> None:
+        """Report that the command cannot run."""
+        self.failed = True
+        self.peer.tell("spawn_failed", errno=number, stage=stage)
+
+    def serve(self) -> None:
+        """Work until the tree is empty; every way out of here leaves no descendant."""
+        while True:
+            if self.status_fd >= 0:
+                self._learn_start()
+            if self._reap():
+                break
+            if self.peer.gone and self.hunt is None:
+                self.hunt = Hunt(DEADLINE_S)
+            if self.hunt is not None:
+                self._kill_pass(self.hunt)
+            fds = [self.wake, self.status_fd] if self.status_fd >= 0 else [self.wake]
+            wait_for(self.peer, fds, self.hunt.pause if self.hunt else None)
+            self.peer.flush()
+            while not self.peer.gone and (heard := self.peer.hear()) is not None:
+                self._obey(heard[0])
+        self._report_empty()
+
+    def _learn_start(self) -> None:
+        try:
+            told = os.read(self.status_fd, 64)
+        except BlockingIOError:
+            return
+        os.close(self.status_fd)
+        self.status_fd = -1
+        if told:
+            number, stage = told.decode().split()
+            self.fail(int(number), stage)
+            return
+        one, own = read_stat(self.leader), read_stat(self.tree.me)
+        self.peer.tell(
+            "started", pid=self.leader, start_time=one.start if one else 0, sup_pid=self.tree.me,
+            sup_start=own.start if own else 0,
+        )  # fmt: skip
+
+    def _reap(self) -> bool:
+        """Collect the dead; True when the kernel says that there is no descendant any more."""
+        leader_ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.empty = True
+                break
+            if pid == 0:
+                break
+            if pid == self.leader:
+                self.exit_status = os.waitstatus_to_exitcode(status)
+                leader_ended = True
+        if leader_ended:
+            self._report_exit()
+        return self.empty
+
+    def _report_exit(self) -> None:
+        if self.status_fd >= 0:
+            self._learn_start()
+        if not self.failed:
+            self.peer.tell("exit", status=self.exit_status)
+        if not self.empty:
+            left = [one.wire for one in self.tree.visit() if not one.dead]
+            self.peer.tell("orphans", n=len(left), sample=left[:32])
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        op = message.get("op")
+        if op == "signal":
+            self._signal(int(message["sig"]), message.get("scope", "group"), bool(message.get("cont")))
+        elif op == "kill" and self.hunt is None:
+            self.hunt = Hunt(message.get("deadline_ms", DEADLINE_S * 1000) / 1000)
+            self.peer.tell("killing")
+        elif op == "stats":
+            self._report_stats()
+
+    def _signal(self, number: int, scope: str, cont: bool) -> None:
+        signals = (number, signal.SIGCONT) if cont else (number,)
+        if scope == "tree":
+            self._note(self.tree.visit(*signals))
+        elif self.exit_status is not None:
+            # The leader is reaped, so its number may be somebody else's group by now: only verified members.
+            self._note(self.tree.visit(*signals, group=self.leader))
+        else:
+            self._note(self.tree.visit())
+            with contextlib.suppress(OSError):
+                for one in signals:
+                    os.killpg(self.leader, one)
+
+    def _note(self, seen: list[Seen]) -> bool:
+        before = len(self._ended)
+        for one in seen:
+            if not one.dead:
+                self._ended.setdefault((one.pid, one.start), one.wire)
+        return len(self._ended) > before
+
+    def _kill_pass(self, hunt: Hunt) -> None:
+        fresh = True
+        while fresh:
+            seen = self.tree.visit(signal.SIGKILL)
+            fresh = self._note(seen)
+            hunt.tire(fresh)
+            if self._reap():
+                return
+            if time.monotonic() > hunt.deadline and not hunt.told:
+                hunt.told = True
+                self._report_survivors(seen)
+            if hunt.told:
+                return
+
+    def _report_survivors(self, seen: list[Seen]) -> None:
+        left = [self.tree.survivor(one) for one in seen if not one.dead]
+        self.peer.tell("survivors", list=left[:SURVIVORS_MAX], n=len(left))
+
+    def _report_stats(self) -> None:
+        alive = [one for one in self.tree.visit() if not one.dead]
+        reaped = os.times()
+        ticks = sum(one.ticks for one in alive) / os.sysconf("SC_CLK_TCK")
+        self.peer.tell(
+            "stats", rss=sum(one.pages for one in alive) * os.sysconf("SC_PAGE_SIZE"), nprocs=len(alive),
+            cpu=round(ticks + reaped.children_user + reaped.children_system, 3),
+            list=[one.wire for one in alive[:LIST_MAX]],
+        )  # fmt: skip
+
+    def _report_empty(self) -> None:
+        hunt = self.hunt
+        self.peer.tell(
+            "empty", killed=list(self._ended.values())[:LIST_MAX], n=len(self._ended),
+            passes=hunt.passes if hunt else 0,
+            ms=round((time.monotonic() - hunt.began) * 1000, 2) if hunt else 0,
+        )  # fmt: skip
+        deadline = time.monotonic() + 1.0
+        while self.peer.waiting and time.monotonic() < deadline:
+            wait_for(self.peer, [self.wake], 0.05)
+            self.peer.flush()
+
+
+def run_command(request: dict[str, Any], stdio: list[int], status: int, parent: int) -> NoReturn:
+    """Become the command: in the fork, never returns. Failures are told through ``status``."""
+    stage = "session"
+    try:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)  # The supervisor died before the line above: nobody would end us.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        stage = "stdio"
+        for target, fd in enumerate(stdio):
+            os.dup2(fd, target)
+        os.dup2(status, 3, inheritable=False)
+        status = 3
+        os.closerange(4, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        stage = "chdir"
+        os.chdir(request["cwd"].encode("latin-1"))
+        stage = "exec"
+        argv = [word.encode("latin-1") for word in request["argv"]]
+        env = {name.encode("latin-1"): value.encode("latin-1") for name, value in request["env"].items()}
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(status, f"{error.errno or 0} {stage}".encode())
+    except BaseException:
+        os.write(status, f"22 {stage}".encode())
+    finally:
+        os._exit(127)
+
+
+def supervise(sock: int, request_fd: int, stdio: list[int], scan: bool) -> NoReturn:
+    """Be the supervisor: in the fork, never returns. Exit status 0 means that the tree is empty."""
+    keep = {0, 1, 2, sock, request_fd, *stdio}
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) not in keep:
+            with contextlib.suppress(OSError):
+                os.close(int(entry))
+    code = 1
+    try:
+        os.setsid()
+        settle_process(b"peri-supervisor")
+        supervisor = Supervisor(Peer(socket.socket(fileno=sock)), scan)
+        try:
+            with open(request_fd, "rb") as file:
+                file.seek(0)
+                supervisor.start(json.loads(file.read()), stdio)
+            supervisor.serve()
+        except BaseException:
+            # Whatever went wrong here, nothing below may stay.
+            supervisor.peer.gone = True
+            supervisor.serve()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+# --- the warden: one an agent -----------------------------------------------------------------------------------------
+
+
+class Warden:
+    """Forks supervisors, and ends what one of them left when it was killed itself."""
+
+    def __init__(self, peer: Peer, scan: bool) -> None:
+        self.peer = peer
+        self.scan = scan
+        self.tree = Tree(scan)
+        self.wake = wake_on_child()
+        self.supervisors: dict[int, int] = {}
+        self.to_sweep: list[int] = []
+        self.hunt: Hunt | None = None
+        self._ended: dict[tuple[int, int], list[Any]] = {}
+        self._quiet = 0
+
+    def serve(self) -> None:
+        """Work until the agent is gone and every supervisor has ended its tree."""
+        self.peer.tell("ready", pid=os.getpid())
+        while not (self.peer.gone and not self.supervisors and not self.to_sweep):
+            wait_for(self.peer, [self.wake], self.hunt.pause if self.hunt else None)
+            self.peer.flush()
+            while not self.peer.gone and (heard := self.peer.hear(5)) is not None:
+                self._obey(*heard)
+            self._reap()
+            if self.to_sweep:
+                self._sweep()
+
+    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+        try:
+            if message.get("op") == "spawn" and len(fds) == 5:
+                self._spawn(int(message["id"]), fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _spawn(self, number: int, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with socket.socket(fileno=os.dup(fds[0])) as sock, contextlib.suppress(OSError):
+                failure = {"ev": "spawn_failed", "errno": error.errno, "stage": "supervisor"}
+                sock.send(json.dumps(failure).encode())
+            return
+        if pid == 0:
+            supervise(fds[0], fds[1], fds[2:], self.scan)
+        self.supervisors[pid] = number
+        self.tree.spare.add(pid)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self.supervisors.pop(pid, None)
+            self.tree.spare.discard(pid)
+            if number is not None and status == 0:
+                self.peer.tell("swept", id=number, n=0, killed=[], survivors=[])
+            elif number is not None:
+                self.to_sweep.append(number)
+                self.hunt = self.hunt or Hunt(DEADLINE_S)
+                self._quiet = 0
+
+    def _sweep(self) -> None:
+        assert self.hunt is not None
+        seen = self.tree.visit(signal.SIGKILL)
+        for one in seen:
+            if not one.dead:
+                self._ended.setdefault((one.pid, one.start), one.wire)
+        self.hunt.tire(bool(seen))
+        # The list of children may miss one that moves while it is read; there is no ECHILD here to rely on.
+        self._quiet = self._quiet + 1 if not seen else 0
+        late = time.monotonic() > self.hunt.deadline
+        if self._quiet >= 3 or (late and not self.hunt.told):
+            left = [self.tree.survivor(one) for one in seen if not one.dead]
+            self._report_sweep(left[:SURVIVORS_MAX])
+            self.hunt.told = True
+        if self._quiet >= 3:
+            self.to_sweep, self.hunt, self._ended = [], None, {}
+
+    def _report_sweep(self, left: list[list[Any]]) -> None:
+        killed = list(self._ended.values())[:LIST_MAX]
+        for number in self.to_sweep:
+            self.peer.tell("swept", id=number, n=len(self._ended), killed=killed, survivors=left)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the warden on the socket whose descriptor is the first argument; ``scan`` as second avoids ``children``."""
+    sock = socket.socket(fileno=int(arguments[0]))
+    sock.set_inheritable(False)
+    settle_process(b"peri-warden")
+    gc.freeze()  # Forks share these pages as long as nothing writes to them.
+    Warden(Peer(sock), "scan" in arguments[1:]).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

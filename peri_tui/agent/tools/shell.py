@@ -1,0 +1,95 @@
+"""shell: a command in the workspace. What it changes is seen by comparing before and after, and is not restored."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from peri_tui.agent.history import bound
+from peri_tui.agent.permissions import Preview
+from peri_tui.agent.rollback.window import WindowChange
+from peri_tui.agent.tools.command import Ended, run_command
+from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult, shown
+from peri_tui.core.messages import FileChanged
+from peri_tui.errors import ToolError
+
+DEFAULT_S: Final = 120.0
+MAX_S: Final = 3600.0
+MAX_COMMAND: Final = 20_000
+MAX_OUTPUT: Final = 30_000
+_LISTED: Final = 20
+_SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+
+
+class ShellArgs(msgspec.Struct):
+    """Arguments of shell."""
+
+    command: Annotated[str, Meta(description="The command line, as in a terminal without keyboard")]
+    timeout: Annotated[float, Meta(description="Seconds until it is ended", ge=0)] = DEFAULT_S
+
+
+class Shell(Tool[ShellArgs]):
+    """Runs a command line in the workspace, without keyboard, its output bounded."""
+
+    name = "shell"
+    description = (
+        "Run a shell command in the workspace. It has no keyboard; a running server must be put in the background. "
+        "Changes to files that commands make cannot be undone for the user, so prefer edit_file and write_file."
+    )
+    arguments = ShellArgs
+    touches = True
+
+    def summary(self, args: ShellArgs) -> str:
+        """Return the command on one line."""
+        return shown(args.command)
+
+    async def preview(self, args: ShellArgs, ctx: ToolContext) -> Preview:
+        """Return the whole command."""
+        _check(args.command)
+        return Preview(
+            title="Run a command?",
+            detail=args.command,
+            where=str(ctx.workspace),
+            note="files that the command changes are not restored by a stop",
+            command=args.command,
+        )
+
+    async def run(self, args: ShellArgs, ctx: ToolContext) -> ToolResult:
+        """Run it, and list what differs after it."""
+        _check(args.command)
+        seconds = min(args.timeout or DEFAULT_S, MAX_S)
+        await ctx.thread(ctx.files.window_open)
+        ended = await run_command(ctx, [_shell(), "-c", args.command], timeout=seconds, show_output=True)
+        changes = await ctx.thread(ctx.files.window_close)
+        for change in changes:
+            ctx.emit(FileChanged(task=ctx.task, path=change.path, kind=change.kind, by="shell"))
+        summary = ended.how + (f", {len(changes)} files changed" if changes else "")
+        return ToolResult(_report(ended, seconds, changes), summary, ok=ended.code == 0)
+
+
+def _check(command: str) -> None:
+    if not command.strip():
+        raise ToolError("shell: the command is empty")
+    if "\0" in command:
+        raise ToolError("shell: a command cannot hold a NUL")
+    if len(command) > MAX_COMMAND:
+        raise ToolError(f"shell: the command has {len(command)} characters, more than {MAX_COMMAND}")
+
+
+def _shell() -> str:
+    return next((path for path in _SHELLS if os.access(path, os.X_OK)), "/bin/sh")
+
+
+def _report(ended: Ended, seconds: float, changes: list[WindowChange]) -> str:
+    how = f"timed out after {seconds:g} s and was ended" if ended.timed_out else ended.how
+    lines = [bound(ended.output, MAX_OUTPUT).rstrip("\n") or "(no output)", f"[{how}]"]
+    if ended.orphans:
+        lines.append(f"[{ended.orphans} of its processes still run in the background]")
+    if changes:
+        names = ", ".join(f"{shown(c.path)} ({c.kind})" for c in changes[:_LISTED])
+        more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
+        lines.append(f"[changed files: {names}{more}]")
+    return "\n".join(lines)

@@ -11,11 +11,14 @@ connection that carries a stop.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+# A peer's number must fit the stores: JSON has no bounds, SQLite does.
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 PROTOCOL: Final = 1
 SUBPROTOCOL: Final = "peri.v1"
@@ -41,18 +44,18 @@ class Hello(Message, tag="hello", kw_only=True):
     """
 
     id: str
-    proto: list[int]
+    proto: list[Int64]
     client: str
     workspace: str = ""
     session: str = ""
-    resume: dict[str, int] = {}
+    resume: dict[str, Int64] = {}
 
 
 class Budget(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Limits of a task; 0 means none."""
 
-    turns: int = 0
-    tokens: int = 0
+    turns: Int64 = 0
+    tokens: Int64 = 0
     seconds: float = 0
 
 
@@ -87,11 +90,11 @@ class Cancel(Message, tag="cancel", kw_only=True):
 
     id: str
     task: str
-    epoch: int = 0
+    epoch: Int64 = 0
     reason: str = "user"
     mode: str = "graceful"
-    t_ui: int = 0
-    attempt: int = 1
+    t_ui: Int64 = 0
+    attempt: Int64 = 1
 
 
 class Answer(Message, tag="answer", kw_only=True):
@@ -121,13 +124,13 @@ class EndAck(Message, tag="end.ack", kw_only=True):
 class Credit(Message, tag="credit", kw_only=True):
     """Grants ``n`` more stream frames; sent on the stream socket, where it never waits behind data."""
 
-    n: int
+    n: Int64
 
 
 class Heartbeat(Message, tag="hb", kw_only=True):
     """Both ways on control, once a second."""
 
-    mono: int = 0
+    mono: Int64 = 0
 
 
 # --- answers: agent to client, on the control socket ----------------------------------------------------------------
@@ -145,7 +148,7 @@ class TaskSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     owner: str = ""
     created: float = 0
     ended: float = 0
-    last_seq: int = 0
+    last_seq: Int64 = 0
 
 
 class Welcome(Message, tag="welcome", kw_only=True):
@@ -153,11 +156,11 @@ class Welcome(Message, tag="welcome", kw_only=True):
 
     re: str
     instance: str
-    pid: int
-    proto: int
+    pid: Int64
+    proto: Int64
     session: str
     may_write: bool
-    heartbeat_ms: int = 1000
+    heartbeat_ms: Int64 = 1000
     tasks: list[TaskSummary] = []
     ask_trust: list[str] = []
     notes: list[str] = []
@@ -169,7 +172,7 @@ class SubmitOk(Message, tag="submit.ok", kw_only=True):
     re: str
     task: str
     state: str
-    epoch: int
+    epoch: Int64
 
 
 class CancelAccepted(Message, tag="cancel.accepted", kw_only=True):
@@ -186,8 +189,8 @@ class CancelAccepted(Message, tag="cancel.accepted", kw_only=True):
     first: bool
     reason: str
     mode: str
-    cut_seq: int
-    deadline_ms: int
+    cut_seq: Int64
+    deadline_ms: Int64
     durable: bool = True
     routed: str = ""
 
@@ -213,7 +216,7 @@ class Failure(Message, tag="error", kw_only=True):
     code: str
     msg: str
     re: str = ""
-    retry_after_ms: int = 0
+    retry_after_ms: Int64 = 0
 
 
 # --- events of a task: agent to client, on the stream socket --------------------------------------------------------
@@ -223,7 +226,7 @@ class Event(Message, kw_only=True):
     """Base of what has a sequence number. ``ts`` is wall-clock seconds, for display only."""
 
     task: str
-    seq: int = 0
+    seq: Int64 = 0
     ts: float = 0
 
 
@@ -232,10 +235,10 @@ class TaskStateChanged(Event, tag="task.state", kw_only=True):
 
     state: str
     prev: str = ""
-    epoch: int = 0
+    epoch: Int64 = 0
     cause: str = ""
     prompt: str = ""
-    cut_seq: int = 0
+    cut_seq: Int64 = 0
 
 
 class Delta(Event, tag="delta", kw_only=True):
@@ -247,8 +250,8 @@ class Delta(Event, tag="delta", kw_only=True):
     ch: str
     part: str
     text: str
-    off: int = 0
-    seq_to: int = 0
+    off: Int64 = 0
+    seq_to: Int64 = 0
 
 
 class ToolStarted(Event, tag="tool.start", kw_only=True):
@@ -280,27 +283,28 @@ class FileChanged(Event, tag="file.change", kw_only=True):
     path: str
     kind: str
     by: str = "edit"
-    added: int = 0
-    removed: int = 0
+    added: Int64 = 0
+    removed: Int64 = 0
 
 
 class UsageCounted(Event, tag="usage", kw_only=True):
     """Tokens of the task so far; ``exact`` is false where a cut stream left only an estimate."""
 
-    tokens_in: int
-    tokens_out: int
+    tokens_in: Int64
+    tokens_out: Int64
     exact: bool = True
 
 
 class Progressed(Event, tag="progress", kw_only=True):
     """What the task does now; the numbers of the running-task bar. ``alive_ms``: since the last sign of life."""
 
-    step: int
+    step: Int64
     doing: str
     detail: str = ""
     cpu: float = 0
-    rss: int = 0
-    processes: int = 0
+    rss: Int64 = 0
+    processes: Int64 = 0
+    alive_ms: Int64 = 0
 
 
 class Asked(Event, tag="question", kw_only=True):
@@ -326,18 +330,18 @@ class Resolved(Event, tag="question.end", kw_only=True):
 class Traced(Event, tag="trace", kw_only=True):
     """One trace record of layers 3 to 5, as it happens."""
 
-    layer: int
+    layer: Int64
     ev: str
     cancel_id: str = ""
-    mono: int = 0
+    mono: Int64 = 0
     data: dict[str, Any] = {}
 
 
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tokens of a whole task."""
 
-    tokens_in: int = 0
-    tokens_out: int = 0
+    tokens_in: Int64 = 0
+    tokens_out: Int64 = 0
     exact: bool = True
 
 
@@ -353,7 +357,7 @@ class Files(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LayerEvidence(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one layer shows. ``ok`` false: not proven; ``missing`` says what did not come; ``ms`` since the key."""
 
-    layer: int
+    layer: Int64
     ok: bool
     ms: float = 0
     summary: str = ""
@@ -377,7 +381,7 @@ class TaskEnded(Event, tag="task.end", kw_only=True):
     files: Files = msgspec.field(default_factory=Files)
     residue: list[str] = []
     killed: list[str] = []
-    exit_code: int = 0
+    exit_code: Int64 = 0
 
 
 Request = Hello | Submit | Cancel | Answer | Trust | EndAck | Credit | Heartbeat

@@ -130,7 +130,8 @@ class Command:
         """
         await self._until(lambda: self._ref is not None or bool(self._end or self._failure), _START_S)
         if self._ref is None:
-            failure = self._failure or {"errno": 0, "stage": "warden" if self._end else "timeout"}
+            stages = {"": "timeout", "empty": "stopped", "swept": "supervisor was killed", "lost": "warden was lost"}
+            failure = self._failure or {"errno": 0, "stage": stages[self._end]}
             if self._failure is None:
                 self.force()
             raise self._spawn_failed(int(failure["errno"]), str(failure["stage"]))
@@ -398,9 +399,9 @@ class Command:
             self._supervisor_fd = -1
 
     def _spawn_failed(self, number: int, stage: str) -> SpawnFailed:
-        reason = os.strerror(number) if number else stage
+        reason = f"{os.strerror(number)} ({stage})" if number else f"not started: {stage}"
         what = self._cwd if stage == "chdir" else self._name
-        return SpawnFailed(f"{what}: {reason} ({stage})", errno=number, stage=stage)
+        return SpawnFailed(f"{what}: {reason}", errno=number, stage=stage)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 

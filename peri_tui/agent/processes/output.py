@@ -212,6 +212,8 @@ class Output:
 
     def _close(self) -> None:
         self.hand_over()
+        if self.closed:
+            return
         self._loop.remove_reader(self._reading)
         os.close(self._reading)
         self._reading = -1

@@ -205,12 +205,12 @@ def repair(messages: Iterable[Mapping[str, Any]]) -> list[ChatMessage]:
     for position, message in enumerate(source):
         role, content = message.get("role"), message.get("content")
         text = content if isinstance(content, str) else ""
-        if role == "user" and text:
+        if role == "user" and text.strip():
             _join_user(repaired, text)
         elif role == "assistant":
             calls = _sound_calls(message.get("tool_calls"), used)
-            if text or calls:
-                _join_assistant(repaired, text, calls)
+            if text.strip() or calls:
+                _join_assistant(repaired, text if text.strip() else "", calls)
                 repaired += [
                     _tool_dict(call["id"], _recorded(source[position:], call["id"])) for call in calls
                 ]
@@ -261,7 +261,9 @@ def _check(
         problems.append(f"{role} speaks twice in a row")
     if role == "user" or "tool_calls" not in message:
         return (
-            problems if isinstance(content, str) and content else [*problems, f"an empty message of {role}"]
+            problems
+            if isinstance(content, str) and content.strip()
+            else [*problems, f"an empty message of {role}"]
         )
     return problems + _check_calls(message["tool_calls"], open_ids, used)
 

@@ -24,12 +24,14 @@ def cancel_over_http(
     """
     if post is None:
         # Imported when a stop needs it: httpx would cost every start a tenth of a second.
-        from peri_tui.net import post_cancel as post
+        from peri_tui.net import post_cancel
+
+        post = post_cancel
     answer = post(
         path, request.task, reason=request.reason, mode=request.mode, epoch=request.epoch, timeout=timeout
     )
     try:
-        return msgspec.convert({**answer, "re": request.id}, CancelAccepted | CancelNoop | Failure)  # type: ignore[call-overload, no-any-return]
+        return msgspec.convert({**answer, "re": request.id}, CancelAccepted | CancelNoop | Failure)
     except msgspec.ValidationError as error:
         raise AgentUnreachable(f"agent at {path}: its answer is no cancel answer: {error}") from None
 

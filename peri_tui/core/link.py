@@ -112,7 +112,10 @@ class ClientLink:
         seen.cut = seq if seen.cut is None else min(seen.cut, seq)
 
     def start_at(self, task: str, seq: int) -> None:
-        """Count a task as applied up to ``seq``, when its past is not wanted. Never moves back."""
+        """Count a task as applied up to ``seq``: 0 for one just submitted, more when its past is not wanted.
+
+        Makes it part of ``resume_points``. Never moves back.
+        """
         seen = self._tasks.setdefault(task, _Seen())
         seen.last = max(seen.last, seq)
 

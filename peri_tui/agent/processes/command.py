@@ -84,6 +84,7 @@ class Command:
         self._ended_refs: tuple[ProcessRef, ...] = ()
         self._reported: tuple[Survivor, ...] = ()
         self._killing = False
+        self._rest_told = False
         self._news = asyncio.Event()
         self._stats_count = 0
         self._forced = False
@@ -130,7 +131,12 @@ class Command:
         """
         await self._until(lambda: self._ref is not None or bool(self._end or self._failure), _START_S)
         if self._ref is None:
-            stages = {"": "timeout", "empty": "stopped", "swept": "supervisor was killed", "lost": "warden was lost"}
+            stages = {
+                "": "timeout",
+                "empty": "stopped",
+                "swept": "supervisor was killed",
+                "lost": "warden was lost",
+            }
             failure = self._failure or {"errno": 0, "stage": stages[self._end]}
             if self._failure is None:
                 self.force()
@@ -153,7 +159,9 @@ class Command:
         """
         await self.output.quiet(quiet_s, SETTLE_LIMIT_S)
         self.output.detach()
-        if self.live and self.orphans:
+        # Right after the exit comes either what is left, or that nothing is.
+        await self._until(lambda: self._rest_told or bool(self._end), _STATS_S)
+        if self.live:
             self.orphans = (await self.sample()).processes
         return self.orphans if self.live else 0
 
@@ -213,7 +221,7 @@ class Command:
         if self._ref is None:
             return Alive.REST  # There is nothing yet that could clean up after itself.
         # Between the exit and the word about what it left, nothing is known that would have to be killed.
-        return Alive.REST if self._exit is not None and self.orphans else Alive.LEADER
+        return Alive.REST if self._rest_told else Alive.LEADER
 
     def _step(self) -> None:
         elapsed = self._loop.time() - self._began
@@ -319,6 +327,7 @@ class Command:
             self._exit = ExitStatus.from_wait(int(message["status"]))
         elif ev == "orphans":
             self.orphans = int(message["n"])
+            self._rest_told = True
             self._know(refs_from_wire(message["sample"]))
         elif ev == "stats":
             self._learn_stats(message)

@@ -19,7 +19,14 @@ from typing import Any
 
 from peri_tui.agent.processes.child_env import child_env
 from peri_tui.agent.processes.command import Command, OnRung
-from peri_tui.agent.processes.evidence import ExitStatus, ProcessRef, Survivor, TreeEvidence, TreeStats
+from peri_tui.agent.processes.evidence import (
+    ExitStatus,
+    ProcessRef,
+    Survivor,
+    TreeEvidence,
+    TreeStats,
+    is_alive,
+)
 from peri_tui.agent.processes.ladder import Ladder, Rung
 from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
 from peri_tui.agent.processes.output import OnFresh, Output
@@ -67,6 +74,7 @@ class Processes:
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._by_number: dict[int, Command] = {}
+        self._doubtful: list[Command] = []
         self._stopped: dict[str, list[Command]] = {}
         self._closed = False
 
@@ -143,7 +151,8 @@ class Processes:
     def interrupt(self, task: str) -> None:
         """Stop a task's commands: the first rung is sent before this returns. Never waits; may be repeated."""
         commands = self._stopped.setdefault(task, [])
-        for command in self._live(task):
+        doubtful = [command for command in self._doubtful if command.task == task]
+        for command in (*self._live(task), *doubtful):
             if command not in commands:
                 commands.append(command)
             command.interrupt()
@@ -184,6 +193,7 @@ class Processes:
         """Drop what is kept to answer a repeated ``stop`` of a task that has ended."""
         if not self._live(task):
             self._stopped.pop(task, None)
+            self._doubtful = [command for command in self._doubtful if command.task != task]
 
     async def close(self) -> TreeEvidence:
         """Kill everything, end the warden, and say what is proven. Nothing can be started afterwards."""
@@ -255,6 +265,9 @@ class Processes:
 
     def _drop(self, command: Command) -> None:
         self._by_number.pop(command.number, None)
+        # Said to be over, yet one that was named lives: it stays on the list of what a stop must account for.
+        if any(is_alive(ref) for ref in command.refs):
+            self._doubtful.append(command)
 
     def _learn_sweep(self, message: dict[str, Any]) -> None:
         command = self._by_number.get(int(message["id"]))

@@ -19,6 +19,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate, takewhile
 from typing import Final
 
 MARKS_MAX: Final = 8
@@ -127,12 +128,9 @@ def one_line(text: str, width: int) -> str:
 
 
 def _fit(line: str, width: int) -> int:
-    used = 0
-    for index, char in enumerate(line):
-        used += _width(char)
-        if used > width:
-            return index
-    return len(line)
+    """Return how many characters from the start fit into ``width`` cells."""
+    ends = accumulate(map(_width, line))
+    return sum(1 for _ in takewhile(lambda end: end <= width, ends))
 
 
 def _width(char: str) -> int:

@@ -15,10 +15,11 @@ reports when nothing was heard for ``SILENCE`` seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate, chain, count, takewhile
+from itertools import accumulate, chain, count, islice, takewhile
+from math import inf
 from typing import Final
 
 from peri_tui.core.backoff import delays
@@ -156,19 +157,17 @@ class StopPlan:
     Args:
         embedded: the agent is this client's own child; only then is it ever signalled or killed.
         random: returns a number from 0 to below 1, for the jitter of retries.
-        horizon: seconds for which retries are planned.
+        horizon: seconds after which nothing is tried again.
     """
 
     def __init__(
-        self, embedded: bool, *, random: Callable[[], float] = lambda: 0.5, horizon: float = 600.0
+        self, embedded: bool, *, random: Callable[[], float] = lambda: 0.5, horizon: float = inf
     ) -> None:
         self._embedded = embedded
-        tries = takewhile(lambda at: at <= horizon, accumulate(chain([0.0], delays(random=random))))
-        http = takewhile(lambda at: at <= horizon, count(HTTP_AFTER, HTTP_EVERY))
-        self._retries = [
-            *(_step(Action.SEND_CONTROL, at, n) for n, at in enumerate(tries, 1)),
-            *(_step(Action.SEND_HTTP, at, n) for n, at in enumerate(http, 1)),
-        ]
+        self._tries = (
+            _Tries(Action.SEND_CONTROL, accumulate(chain([0.0], delays(random=random))), horizon),
+            _Tries(Action.SEND_HTTP, count(HTTP_AFTER, HTTP_EVERY), horizon),
+        )
 
     def next(self, taken: Collection[Step], heard: Heard) -> Step | None:
         """Return the earliest step that is still to come; None when the plan is through.
@@ -198,12 +197,13 @@ class StopPlan:
             done[step.action] = max(step.attempt, done.get(step.action, 0))
         return [step for step in self._plan(done, heard) if step.attempt > done.get(step.action, 0)]
 
-    def _plan(self, done: Collection[Action], heard: Heard) -> list[Step]:
+    def _plan(self, done: Mapping[Action, int], heard: Heard) -> list[Step]:
         if heard.acked:
             return [Step(Action.REPORT, heard.last_word_ms + SILENCE * 1000)]
+        again = () if Action.KILL_AGENT in done else self._tries
+        retries = [step for tries in again for step in tries.after(done.get(tries.action, 0))]
         if not self._embedded:
-            return [*self._retries, _step(Action.REPORT, WARN_AFTER)]
-        retries = [] if Action.KILL_AGENT in done else self._retries
+            return [*retries, _step(Action.REPORT, WARN_AFTER)]
         return [*retries, _step(Action.SIGNAL_AGENT, SIGNAL_AFTER), *self._last_steps(done, heard)]
 
     def _last_steps(self, done: Collection[Action], heard: Heard) -> list[Step]:
@@ -216,6 +216,24 @@ class StopPlan:
         kill_at = WARN_AFTER if heard.warned_ms is None else heard.warned_ms / 1000 + DECLINE_WITHIN
         kill, report = _step(Action.KILL_AGENT, kill_at), _step(Action.REPORT, kill_at + KILL_PROOF)
         return [kill, report] if killed else [kill]
+
+
+class _Tries:
+    """The retries of one route, made as they are needed: a press must not wait for a long plan."""
+
+    _AHEAD: Final = 16
+
+    def __init__(self, action: Action, times: Iterator[float], horizon: float) -> None:
+        self.action = action
+        self._steps: list[Step] = []
+        self._times = takewhile(lambda at: at <= horizon, times)
+
+    def after(self, attempt: int) -> list[Step]:
+        """Return the next few steps after an attempt."""
+        wanted = attempt + self._AHEAD - len(self._steps)
+        for at in islice(self._times, max(0, wanted)):
+            self._steps.append(_step(self.action, at, len(self._steps) + 1))
+        return self._steps[attempt : attempt + self._AHEAD]
 
 
 def _step(action: Action, at: float, attempt: int = 1) -> Step:

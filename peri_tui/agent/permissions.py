@@ -16,12 +16,11 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from peri_tui.agent.questions import Reply
 from peri_tui.core.messages import Asked, Resolved, TaskEvent
@@ -295,7 +294,7 @@ def command_files(
     if not words:
         return []
     program = words[0] if "/" in words[0] else shutil.which(words[0], path=environ.get("PATH")) or words[0]
-    bases = [workspace, *(workspace / word for word in words if (workspace / word).is_dir())]
+    bases = [workspace, *(workspace / word for word in words if os.path.isdir(workspace / word))]
     found = [_identity(workspace / program)]
     found += [_identity(base / word) for base in bases for word in words]
     return [found[0], *sorted({item for item in found[1:] if item[1]})]
@@ -304,16 +303,22 @@ def command_files(
 def _identity(path: Path) -> tuple[str, int, int, int, str]:
     try:
         info = os.stat(path)
-        small = info.st_size < _HASH_BELOW and path.is_file()
+        small = info.st_size < _HASH_BELOW and stat.S_ISREG(info.st_mode)
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
     except (OSError, ValueError):
         return (str(path), 0, 0, 0, "")
     # A folder's mtime changes with every file made in it; its identity is enough.
-    return (str(path), info.st_dev, info.st_ino, 0 if path.is_dir() else info.st_mtime_ns, digest)
+    return (
+        str(path),
+        info.st_dev,
+        info.st_ino,
+        0 if stat.S_ISDIR(info.st_mode) else info.st_mtime_ns,
+        digest,
+    )
 
 
 def _digest(*parts: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _denial(reply: Reply) -> str:

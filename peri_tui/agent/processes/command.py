@@ -117,6 +117,11 @@ class Command:
         return not self._end
 
     @property
+    def proven(self) -> bool:
+        """True when a supervisor, or the warden in its place, said that nothing is left."""
+        return self._end in ("empty", "swept")
+
+    @property
     def refs(self) -> tuple[ProcessRef, ...]:
         """Every process of the tree that was ever named, the command first."""
         return tuple(self._known)
@@ -207,10 +212,14 @@ class Command:
             self._climb = self._loop.create_task(self._prove(), name=f"check {self._name}")
         return await asyncio.shield(self._climb)
 
-    def abandon(self) -> None:
-        """Hang up. The supervisor takes that as an order to kill everything, and tells nobody."""
+    def abandon(self, *, never_asked: bool = False) -> None:
+        """Hang up. A supervisor takes that as an order to kill everything, and tells nobody.
+
+        Args:
+            never_asked: no supervisor was asked for, so there is nothing whose end is unproven.
+        """
         if not self._end:
-            self._finish("lost")
+            self._finish("empty" if never_asked else "lost")
 
     # -- the ladder ---------------------------------------------------------------------------------------------
 
@@ -285,7 +294,7 @@ class Command:
         survivors = reported + tuple(own_survivor(ref, "not confirmed") for ref in alive.values())
         if not self._end and not survivors:
             survivors = self._silent()
-        outcome = "empty" if self._end in ("empty", "swept") else "best_effort"
+        outcome = "empty" if self.proven else "best_effort"
         return TreeEvidence(
             "survivors" if survivors else outcome,  # type: ignore[arg-type]
             tuple(ref for ref in dict.fromkeys((*self._at_stop, *self._ended_refs)) if not is_alive(ref)),

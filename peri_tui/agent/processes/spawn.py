@@ -74,7 +74,8 @@ class Processes:
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._by_number: dict[int, Command] = {}
-        self._doubtful: list[Command] = []
+        # Not live any more, but a stop of their task must still account for them.
+        self._owed: list[Command] = []
         self._stopped: dict[str, list[Command]] = {}
         self._closed = False
 
@@ -151,8 +152,8 @@ class Processes:
     def interrupt(self, task: str) -> None:
         """Stop a task's commands: the first rung is sent before this returns. Never waits; may be repeated."""
         commands = self._stopped.setdefault(task, [])
-        doubtful = [command for command in self._doubtful if command.task == task]
-        for command in (*self._live(task), *doubtful):
+        owed = [command for command in self._owed if command.task == task]
+        for command in (*self._live(task), *owed):
             if command not in commands:
                 commands.append(command)
             command.interrupt()
@@ -193,7 +194,7 @@ class Processes:
         """Drop what is kept to answer a repeated ``stop`` of a task that has ended."""
         if not self._live(task):
             self._stopped.pop(task, None)
-            self._doubtful = [command for command in self._doubtful if command.task != task]
+            self._owed = [command for command in self._owed if command.task != task]
 
     async def close(self) -> TreeEvidence:
         """Kill everything, end the warden, and say what is proven. Nothing can be started afterwards."""
@@ -241,7 +242,7 @@ class Processes:
                 written = output.writing_fd
                 await link.request(number, [theirs.fileno(), request, source, written, written])
             except BaseException:
-                command.abandon()
+                command.abandon(never_asked=True)
                 raise
         output.hand_over()
         return command
@@ -265,9 +266,9 @@ class Processes:
 
     def _drop(self, command: Command) -> None:
         self._by_number.pop(command.number, None)
-        # Said to be over, yet one that was named lives: it stays on the list of what a stop must account for.
-        if any(is_alive(ref) for ref in command.refs):
-            self._doubtful.append(command)
+        # Nobody could prove its end, or it is said to be over and yet one that was named lives.
+        if not command.proven or any(is_alive(ref) for ref in command.refs):
+            self._owed.append(command)
 
     def _learn_sweep(self, message: dict[str, Any]) -> None:
         command = self._by_number.get(int(message["id"]))
@@ -277,6 +278,8 @@ class Processes:
     def _learn_loss(self, link: WardenLink) -> None:
         for command in list(self._by_number.values()):
             command.learn_loss()
+            if command not in self._owed:
+                self._owed.append(command)
         if self._on_warden_lost is not None:
             self._on_warden_lost()
 

@@ -93,6 +93,8 @@ class _Flight:
     pressed: int
     plan: StopPlan
     taken: list[Step] = field(default_factory=list)
+    # Repeats count from the first write, which for a force comes later than the press.
+    began: int = 0
     sent_at: int = 0
     ready: bool = False
     acked: bool = False
@@ -105,7 +107,7 @@ class _Flight:
         step = self.next()
         if not self.ready:
             return None
-        return None if step is None else max(0.0, step.at_ms / 1e3 - (now - self.pressed) / 1e9)
+        return None if step is None else max(0.0, step.at_ms / 1e3 - (now - self.began) / 1e9)
 
 
 class StopLane:
@@ -265,6 +267,7 @@ class StopLane:
         if sent:
             flight.sent_at = self._mono()
             flight.taken.append(Step(Action.SEND_CONTROL, 0.0, 1))
+        flight.began = self._mono()
         flight.ready = True
         self._wake()
         self._report(PressReport(verdict, press.task, press.key, press.t_mono, request.id, sent))

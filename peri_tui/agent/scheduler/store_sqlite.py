@@ -72,6 +72,7 @@ class SqliteStore:
         self._clock = clock
         self._busy_ms = busy_ms
         self._db: sqlite3.Connection | None = None
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peri-store")
 
     async def open(self) -> None:
@@ -84,9 +85,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish what was asked, then disconnect. Closing twice is harmless."""
-        try:
+        if not self._closed:
+            self._closed = True
             await self._in_thread(self._disconnect)
-        finally:
             self._thread.shutdown(wait=False)
 
     # --- agents -----------------------------------------------------------------------------------------------------

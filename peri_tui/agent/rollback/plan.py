@@ -1,0 +1,167 @@
+"""What a journal says of each path, and what is there now: from the two follows what to do. Changes nothing.
+
+Per path the journal is reduced to its state before the task (``base``) and the states that are the task's own. A
+path that holds one of the latter is put back; one that holds ``base`` is done; anything else is somebody's and stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from peri_tui.agent.rollback import place
+from peri_tui.agent.rollback.beneath import Root
+from peri_tui.agent.rollback.edits import IN_MEMORY
+from peri_tui.agent.rollback.journal import AnyRecord, Done, Intent, RollbackBegun, Seen, Void, of_kind
+from peri_tui.agent.rollback.node import NONE, State, observe_path, same
+from peri_tui.agent.rollback.segments import BadBlob, SegmentStore
+from peri_tui.errors import ToolError
+
+AS_BEFORE, OURS, THEIRS, BLOCKED = "as_before", "ours", "theirs", "blocked"
+
+
+@dataclass(slots=True)
+class Item:
+    """One path of a task.
+
+    ``base``: before the task, or the last state that somebody else gave it in between. ``newest``: what the task
+    put there last. ``former``: what may still be there if the task died in its last step.
+    """
+
+    path: bytes
+    base: State
+    newest: State
+    seqs: list[int]
+    former: State | None = None
+    in_place: bool = False
+    settled: bool = False
+
+    @property
+    def ours(self) -> list[State]:
+        """The states that are the task's own."""
+        return [self.newest] if self.former is None else [self.newest, self.former]
+
+
+@dataclass(slots=True)
+class Finding:
+    """An item and what is there now: ``verdict`` is as_before, ours, theirs or blocked (then ``why``)."""
+
+    item: Item
+    now: State
+    verdict: str
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Plan:
+    """All items by path, and the folder times to give back."""
+
+    items: list[Item] = field(default_factory=list)
+    folders: dict[bytes, int] = field(default_factory=dict)
+
+
+def reduce(records: Sequence[AnyRecord]) -> list[Item]:
+    """Return the items of a journal, sorted by path."""
+    void = {record.seq for record in of_kind(records, Void)}
+    done = {record.seq for record in of_kind(records, Done)}
+    items: dict[bytes, Item] = {}
+    for record in records:
+        if isinstance(record, Seen) and record.path in items:
+            item = items[record.path]
+            item.newest, item.former, item.settled = record.state, None, True
+        elif isinstance(record, Intent) and record.seq not in void:
+            items[record.path] = _add(items.get(record.path), record, record.seq in done)
+    return [items[path] for path in sorted(items)]
+
+
+def _add(item: Item | None, intent: Intent, done: bool) -> Item:
+    if item is None or not _follows(item, intent):
+        # First touch, or somebody else gave it other bytes since: those are what a rollback must return to.
+        seqs = [*(item.seqs if item else []), intent.seq]
+        return Item(intent.path, intent.pre, intent.post, seqs, None, intent.in_place, done)
+    item.former = None if done else item.newest
+    item.newest, item.settled = intent.post, done
+    item.in_place = item.in_place or intent.in_place
+    item.seqs.append(intent.seq)
+    return item
+
+
+def _follows(item: Item, intent: Intent) -> bool:
+    own = item.ours if item.settled else [*item.ours, item.base]
+    return any(same(intent.pre, state) for state in own)
+
+
+def classify(root: Root, store: SegmentStore, item: Item) -> Finding:
+    """Look at a path and say whose its state is."""
+    try:
+        now = observe_path(root, item.path)
+    except OSError as error:
+        return Finding(item, NONE, BLOCKED, str(error.strerror).lower())
+    if same(now, item.base):
+        return Finding(item, now, AS_BEFORE)
+    if any(same(now, state) for state in item.ours):
+        return Finding(item, now, OURS)
+    if item.in_place and _half_written(root, store, item, now):
+        return Finding(item, now, OURS, "half written")
+    return Finding(item, now, THEIRS, "deleted since" if now.kind == "none" else "changed since")
+
+
+def _half_written(root: Root, store: SegmentStore, item: Item, now: State) -> bool:
+    """Tell whether a crash in the middle of an in-place write explains what is there."""
+    states = [state for state in (item.base, *item.ours) if state.kind == "file"]
+    if now.kind != "file" or now.identity != item.base.identity or now.size > IN_MEMORY:
+        return False
+    try:
+        contents = [store.get(state.sha) for state in states]
+        data = root.read(item.path, IN_MEMORY).data
+    except (BadBlob, OSError, ToolError):
+        return False
+    return any(place.is_mixture(data, one, other) for one in contents for other in contents if one != other)
+
+
+def folder_times(root: Root, records: Sequence[AnyRecord]) -> dict[bytes, int]:
+    """Return the modification times that folders had before the task, where only the task moved them since.
+
+    A rollback that was cut off has moved them too; what it had planned then stands in its record.
+    """
+    void = {record.seq for record in of_kind(records, Void)}
+    after = {record.seq: record.folder for record in of_kind(records, Done)}
+    first: dict[bytes, int] = {}
+    last: dict[bytes, int | None] = {}
+    foreign: set[bytes] = set()
+    for intent in of_kind(records, Intent):
+        folder = intent.path.rpartition(b"/")[0]
+        if intent.in_place or (intent.seq in void and folder not in first):
+            continue
+        known = last.get(folder)
+        if folder in first and known is not None and known != intent.folder:
+            foreign.add(folder)
+        first.setdefault(folder, intent.folder)
+        last[folder] = after.get(intent.seq)
+    found = {folder: mtime for folder, mtime in first.items() if folder not in foreign}
+    found = {folder: mtime for folder, mtime in found.items() if _unmoved(root, folder, last[folder])}
+    for record in of_kind(records, RollbackBegun):
+        found |= dict(record.folders)
+    return found
+
+
+def _unmoved(root: Root, folder: bytes, mtime: int | None) -> bool:
+    try:
+        fd = root.open_dir(folder)
+    except OSError:
+        return False
+    try:
+        return mtime is None or os.fstat(fd).st_mtime_ns == mtime
+    finally:
+        os.close(fd)
+
+
+def digest(states: Iterable[tuple[bytes, State]]) -> str:
+    """Return one SHA-256 over paths and their types, bytes or link texts: equal digests, equal files."""
+    whole = hashlib.sha256()
+    for path, state in sorted(states, key=lambda pair: pair[0]):
+        whole.update(b"%d:%s" % (len(path), path))
+        whole.update(f" {state.kind} {state.sha} ".encode() + state.target + b"\n")
+    return whole.hexdigest()

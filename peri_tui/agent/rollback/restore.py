@@ -1,0 +1,468 @@
+"""Put a task's files back, and prove it: shared by rollback, recovery and undo.
+
+Every step is "make this path equal that state, after comparing", so a crash at any instruction is met by running all
+of it again. The proof does not ask the steps what they did: it reads the journal again from the disk and looks at
+every path afresh.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+
+from peri_tui.agent.rollback import calls, place
+from peri_tui.agent.rollback.beneath import show
+from peri_tui.agent.rollback.journal import (
+    AnyRecord,
+    Changed,
+    Displaced,
+    Intent,
+    Journal,
+    PathRecord,
+    Record,
+    RollbackBegun,
+    RollbackEnded,
+    Story,
+    WindowClosed,
+    WindowOpened,
+    of_kind,
+)
+from peri_tui.agent.rollback.node import State, hash_fd, make_state, same
+from peri_tui.agent.rollback.plan import (
+    AS_BEFORE,
+    OURS,
+    THEIRS,
+    Finding,
+    Item,
+    classify,
+    digest,
+    folder_times,
+    reduce,
+)
+from peri_tui.agent.rollback.sweep import sweep
+from peri_tui.agent.rollback.vault import Vault
+from peri_tui.agent.rollback.window import changed_since
+from peri_tui.core import faults
+from peri_tui.errors import PeriError, RollbackError, StoreFull, ToolError
+
+Progress = Callable[[int, int], None]
+
+BATCH: Final = 256
+SINGLE_SYNC: Final = 16
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def silent(done: int, total: int) -> None:
+    """A progress listener that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackEvidence:
+    """What was found when every path was read again after a rollback.
+
+    ``restored``: files as before the task. ``kept``: folders of the task that hold somebody else's files. ``conflicts``:
+    somebody else changed them since; theirs is in place, ours is in the store. ``not_restored``: changed by
+    commands. ``blocked``: "path: reason", could not be put back. ``digest_ok``: one digest over all paths that are
+    nobody else's equals the one from before. ``complete``: nothing is blocked and the digest agrees.
+    """
+
+    restored: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+    not_restored: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    digest: str = ""
+    digest_ok: bool = True
+    complete: bool = True
+    bytes_restored: int = 0
+    bytes_displaced: int = 0
+
+
+def check_story(vault: Vault, story: Story) -> None:
+    """Refuse a journal of another workspace, or one that names a path outside.
+
+    Raises:
+        RollbackError: it is one.
+    """
+    begin = story.begin
+    if begin is None or not vault.owns(begin):
+        other = show(begin.path) if begin else "no workspace"
+        raise RollbackError(f"the journal belongs to {other}, not to {show(str(vault.root.path))}")
+    for record in story.records[1:]:
+        if isinstance(record, PathRecord):
+            _check_path(vault, record.path)
+
+
+def _check_path(vault: Vault, path: bytes) -> None:
+    try:
+        good = not path.startswith(b"/") and vault.root.relative(path) == path
+    except ToolError:
+        good = False
+    if not good:
+        raise RollbackError(f"the journal names {show(path)}, which is not inside the workspace")
+
+
+def put_back(
+    vault: Vault, journal: Journal, task: str, mode: str, progress: Progress = silent
+) -> RollbackEvidence:
+    """Put every path that a task changed back to its state before, and prove it.
+
+    Args:
+        vault: the workspace's backups; its lock is taken when there is something to do.
+        journal: the task's, open.
+        mode: rollback, recover or undo.
+        progress: called with (done, total) paths.
+
+    Raises:
+        RollbackError: the journal is not for this workspace.
+        WorkspaceBusy: another writer has the workspace.
+    """
+    return _Rollback(vault, journal, task, mode, progress).run()
+
+
+class _Rollback:
+    def __init__(self, vault: Vault, journal: Journal, task: str, mode: str, progress: Progress) -> None:
+        self._vault = vault
+        self._root = vault.root
+        self._journal = journal
+        self._task = task
+        self._mode = mode
+        self._progress = progress
+        self._why: dict[bytes, str] = {}
+        self._done = 0
+        self._total = 0
+        self._work = False
+        self._restored = 0
+        self._displaced = 0
+
+    def run(self) -> RollbackEvidence:
+        story = self._journal.story()
+        check_story(self._vault, story)
+        if reduce(story.records):
+            self._vault.acquire(story.begin.owner.instance if story.begin else "")
+        left = sweep(self._root, self._vault, self._task, story.records, self._keeper)
+        findings = self._look(reduce(story.records))
+        folders = folder_times(self._root, story.records)
+        again = bool(of_kind(story.records, RollbackBegun))
+        self._note(RollbackBegun(mode=self._mode, folders=sorted(folders.items())), sync=True)
+        self._apply(findings, again)
+        self._give_times_back(folders)
+        self._sync_all()
+        return self._prove(story, left)
+
+    def _look(self, items: list[Item]) -> list[Finding]:
+        found = []
+        for item in items:
+            found.append(classify(self._root, self._vault.store, item))
+            self._progress(0, len(items))
+        return found
+
+    # Apply
+
+    def _apply(self, findings: list[Finding], again: bool) -> None:
+        work = [finding for finding in findings if finding.verdict == OURS]
+        self._work = bool(work)
+        folders = [one for one in work if one.item.base.kind == "none" and one.now.kind == "dir"]
+        work = [one for one in work if one.now.kind != "dir" or one.item.base.kind != "none"]
+        self._total = len(work)
+        if work and faults.active("rollback.skip_restore"):
+            work = work[1:]
+            self._step()
+        back = [one for one in work if one.item.base.kind != "none"]
+        out = [one for one in work if one.item.base.kind == "none"]
+        for finding in out:  # first, because they free space
+            self._try(finding, lambda one: self._take_out(one))
+            self._step()
+        back.sort(key=lambda one: one.item.base.size)
+        for at in range(0, len(back), BATCH):
+            self._batch(back[at : at + BATCH])
+        for finding in sorted(folders, key=lambda one: -one.item.path.count(b"/")):
+            self._try(finding, self._remove_folder)
+        for finding in findings if again else []:
+            if finding.verdict == AS_BEFORE and finding.item.in_place:
+                self._try(finding, self._finish_in_place)
+
+    def _batch(self, batch: list[Finding]) -> None:
+        """Make all new files whole, then durable in one call, then exchange them one by one."""
+        single = len(batch) <= SINGLE_SYNC
+        ready = []
+        for finding in batch:
+            if self._try(finding, lambda one: self._prepare(one, sync=single)):
+                ready.append(finding)
+            self._progress(self._done, self._total)
+        if not single:
+            self._sync_all()
+        for finding in ready:
+            self._try(finding, self._swap)
+            self._step()
+        for _ in range(len(batch) - len(ready)):
+            self._step()
+
+    def _step(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)
+
+    def _try(self, finding: Finding, act: Callable[[Finding], None]) -> bool:
+        """Run one step of one path; what stops it is remembered and stops no other."""
+        try:
+            try:
+                act(finding)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._vault.drop_ballast():
+                    raise
+                act(finding)
+        except OSError as error:
+            self._why[finding.item.path] = (error.strerror or str(error)).lower()
+            return False
+        except PeriError as error:
+            self._why[finding.item.path] = str(error)
+            return False
+        return True
+
+    def _temp(self, item: Item) -> bytes:
+        return place.temp_name(self._task, item.seqs[0], restore=True)
+
+    def _prepare(self, finding: Finding, *, sync: bool) -> None:
+        item, now = finding.item, finding.now
+        with self._root.parent(item.path) as (folder, name):
+            if self._overwrites(finding):
+                if finding.why:  # half written: what is there is in no backup yet
+                    self._store_now(folder, name)
+            elif item.base.kind == "link":
+                place.write_temp_link(folder, self._temp(item), item.base)
+            else:
+                want = _wanted(item, now)
+                place.write_temp(
+                    folder,
+                    self._temp(item),
+                    lambda fd: self._vault.store.copy(item.base.sha, fd),
+                    want,
+                    sync=sync,
+                )
+
+    def _overwrites(self, finding: Finding) -> bool:
+        """True for a file with several names: its inode is written, so that all names heal."""
+        both = finding.item.base.kind == finding.now.kind == "file"
+        return both and finding.item.in_place and finding.now.nlink > 1
+
+    def _store_now(self, folder: int, name: bytes) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            self._vault.store.put_fd(fd)
+        finally:
+            os.close(fd)
+        self._vault.store.sync()
+
+    def _swap(self, finding: Finding) -> None:
+        item, now = finding.item, finding.now
+        with self._root.parent(item.path) as (folder, name):
+            if self._overwrites(finding):
+                self._overwrite(finding, folder, name)
+                return
+            temp = self._temp(item)
+            if now.kind == "none":
+                placed = place.put_new(folder, name, temp)
+            else:
+                placed = place.swap_in(folder, name, temp, item.base, now, self._keeper(item.path))
+                if placed.ok:
+                    self._discard(item, folder, temp, now)
+            self._restored += item.base.size if placed.ok else 0
+
+    def _overwrite(self, finding: Finding, folder: int, name: bytes) -> None:
+        item = finding.item
+        data = self._vault.store.get(item.base.sha)
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            now = make_state(os.fstat(fd), sha=hash_fd(fd)[0])
+            if not same(now, finding.now) or now.identity != finding.now.identity:
+                return  # saved by somebody else since: the proof will find a conflict
+            place.overwrite(fd, data, os.fstat(fd).st_size)
+            calls.set_times(fd, item.base.mtime)
+            calls.fsync(fd)
+        finally:
+            os.close(fd)
+        self._restored += len(data)
+
+    def _finish_in_place(self, finding: Finding) -> None:
+        """The bytes were back when a crash came; the time may not be."""
+        item, now = finding.item, finding.now
+        if now.kind != "file" or now.mtime == item.base.mtime or now.identity != item.base.identity:
+            return
+        with self._root.parent(item.path) as (folder, name):
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                calls.set_times(fd, item.base.mtime)
+            finally:
+                os.close(fd)
+
+    def _take_out(self, finding: Finding) -> None:
+        item = finding.item
+        with self._root.parent(item.path) as (folder, name):
+            temp = self._temp(item)
+            if place.take_out(folder, name, temp, finding.now, self._keeper(item.path)).ok:
+                self._discard(item, folder, temp, finding.now)
+
+    def _remove_folder(self, finding: Finding) -> None:
+        with self._root.parent(finding.item.path) as (folder, name):
+            try:
+                calls.rmdir(folder, name)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
+    # Displaced bytes
+
+    def _keeper(self, path: bytes) -> place.Keep:
+        def keep(folder: int, temp: bytes) -> None:
+            self._keep(path, folder, temp, "saved", "saved meanwhile")
+
+        return keep
+
+    def _keep(self, path: bytes, folder: int, temp: bytes, label: str, why: str) -> None:
+        trash, sha, state = self._vault.keep(self._task, folder, temp, label)
+        self._note(Displaced(trash=trash, sha=sha, target=state.target, why=why).named(path))
+
+    def _discard(self, item: Item, folder: int, temp: bytes, now: State) -> None:
+        self._displaced += now.size
+        try:
+            self._keep(item.path, folder, temp, f"{item.seqs[0]}-after", "the task's")
+        except (OSError, StoreFull):
+            # Its bytes are a backup already, so the name can go.
+            self._vault.store.check(now.sha)
+            calls.unlink(folder, temp)
+
+    def _note(self, *records: Record, sync: bool = False) -> None:
+        # A journal that cannot be written must not stop a rollback: recovery would do it all again, and find it done.
+        try:
+            self._journal.append(*records, sync=sync)
+        except StoreFull:
+            if self._vault.drop_ballast():
+                with suppress(StoreFull):
+                    self._journal.append(*records, sync=sync)
+
+    # Folder times and durability
+
+    def _give_times_back(self, folders: dict[bytes, int]) -> None:
+        for rel, mtime in sorted(folders.items(), key=lambda pair: -pair[0].count(b"/")):
+            with suppress(OSError):
+                fd = self._root.open_dir(rel)
+                try:
+                    if os.fstat(fd).st_mtime_ns != mtime:
+                        calls.set_times(fd, mtime)
+                finally:
+                    os.close(fd)
+
+    def _sync_all(self) -> None:
+        if self._work:
+            calls.syncfs(self._root.fd)
+
+    # Proof
+
+    def _prove(self, before: Story, left: dict[bytes, str]) -> RollbackEvidence:
+        story = self._journal.story()
+        findings = [classify(self._root, self._vault.store, item) for item in reduce(story.records)]
+        evidence = RollbackEvidence()
+        for finding in findings:
+            self._judge(finding, evidence)
+        theirs = set(evidence.conflicts + evidence.kept)
+        mine = [one for one in findings if os.fsdecode(one.item.path) not in theirs]
+        wanted = digest((one.item.path, one.item.base) for one in mine)
+        found = digest((one.item.path, one.now) for one in mine)
+        self._list_commands(story.records, evidence)
+        evidence.blocked.extend(f"{show(path)}: {why}" for path, why in left.items())
+        if before.damage is not None:
+            evidence.blocked.append(f"journal: damaged at byte {before.damage}; what came after is not known")
+        result = replace(
+            evidence,
+            digest=found,
+            digest_ok=wanted == found,
+            complete=wanted == found and not evidence.blocked,
+            bytes_restored=self._restored,
+            bytes_displaced=self._displaced,
+        )
+        self._note(_ending(result), sync=True)
+        return result
+
+    def _judge(self, finding: Finding, evidence: RollbackEvidence) -> None:
+        item, path = finding.item, os.fsdecode(finding.item.path)
+        why = self._why.get(item.path, finding.why)
+        if finding.verdict == AS_BEFORE and not _mode_left(finding):
+            if item.newest.kind != "dir":
+                evidence.restored.append(path)
+        elif finding.verdict == AS_BEFORE:
+            evidence.blocked.append(f"{show(path)}: the mode is not back")
+        elif finding.verdict == THEIRS or self._folder_gone(item):
+            evidence.conflicts.append(path)
+            evidence.notes.append(f"{show(path)}: {why or 'its folder is gone'}; left as it is")
+        elif finding.verdict == OURS and finding.now.kind == "dir" and item.path not in self._why:
+            self._judge_folder(item, path, evidence)
+        else:
+            evidence.blocked.append(f"{show(path)}: {why or 'not as it was'}")
+
+    def _judge_folder(self, item: Item, path: str, evidence: RollbackEvidence) -> None:
+        if self._root.listdir(item.path):
+            evidence.kept.append(path)
+            evidence.notes.append(f"{show(path)}: kept, it holds files that are not the task's")
+        else:
+            evidence.blocked.append(f"{show(path)}: not as it was")
+
+    def _folder_gone(self, item: Item) -> bool:
+        try:
+            with self._root.parent(item.path):
+                return False
+        except OSError as error:
+            return error.errno in _GONE
+
+    def _list_commands(self, records: Sequence[AnyRecord], evidence: RollbackEvidence) -> None:
+        windows = of_kind(records, WindowClosed)
+        found = {os.fsdecode(change.path) for window in windows for change in window.changes}
+        open_windows = {w.seq: w.wall for w in of_kind(records, WindowOpened)}
+        for window in windows:
+            open_windows.pop(window.seq, None)
+            evidence.notes.extend(note for note in window.notes if note not in evidence.notes)
+        if open_windows and not of_kind(records, RollbackEnded):
+            found |= self._close_windows(open_windows, records, evidence)
+        evidence.not_restored.extend(sorted(found - set(evidence.restored)))
+
+    def _close_windows(
+        self, windows: dict[int, int], records: Sequence[AnyRecord], evidence: RollbackEvidence
+    ) -> set[str]:
+        """Look for what a command did that a crash cut off, and record it."""
+        own = [intent.path for intent in of_kind(records, Intent)]
+        changes, notes = changed_since(self._root, min(windows.values()), own)
+        listed = [Changed(change=change.kind).named(change.raw) for change in changes]
+        for seq in windows:
+            self._note(WindowClosed(seq=seq, changes=listed, notes=notes), sync=True)
+        evidence.notes.extend(notes)
+        return {change.path for change in changes}
+
+
+def _wanted(item: Item, now: State) -> State:
+    """The state to write: the base, but a mode that somebody else set since stays theirs."""
+    if now.kind == "file" and now.mode != item.newest.mode:
+        return msgspec.structs.replace(item.base, mode=now.mode)
+    return item.base
+
+
+def _mode_left(finding: Finding) -> bool:
+    item, now = finding.item, finding.now
+    if now.kind != "file" or now.mode == item.base.mode:
+        return False
+    return now.mode == item.newest.mode
+
+
+def _ending(evidence: RollbackEvidence) -> RollbackEnded:
+    return RollbackEnded(
+        complete=evidence.complete,
+        digest=evidence.digest,
+        restored=len(evidence.restored),
+        conflicts=[show(path) for path in evidence.conflicts],
+        blocked=evidence.blocked,
+    )

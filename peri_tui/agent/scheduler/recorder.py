@@ -116,6 +116,7 @@ class Recorder:
 
     async def _finish(self, run: Run, end: TaskEnded, *, published: bool = False) -> None:
         to = TaskState(end.state)
+        end = msgspec.structs.replace(end, ts=end.ts or self._wall())
         for _ in range(_TRIES):
             run.learn(await self._row(run))
             if run.row.epoch != run.epoch:
@@ -133,7 +134,7 @@ class Recorder:
                 run.learn(await bounded(step))
             except StaleVersion:
                 continue
-            run.recorded = msgspec.structs.replace(end, seq=run.row.last_seq, ts=end.ts or self._wall())
+            run.recorded = msgspec.structs.replace(end, seq=run.row.last_seq)
             if not published:
                 self._events.publish(run.task, [run.recorded])
                 await self._let_fill(run)

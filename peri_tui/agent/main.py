@@ -1,0 +1,254 @@
+"""The agent process: assembled, announced, and ended in an order that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from peri_tui.agent.desk import ControlDesk
+from peri_tui.agent.executor import TaskExecutor
+from peri_tui.agent.instructions import TrustStore
+from peri_tui.agent.presence import ADOPTION_GRACE_S, Presence
+from peri_tui.agent.processes.spawn import Processes
+from peri_tui.agent.questions import QuestionDesk
+from peri_tui.agent.recovery import Recovery
+from peri_tui.agent.scheduler.ownership import Liveness, start_time, this_boot
+from peri_tui.agent.scheduler.scheduler import Scheduler
+from peri_tui.agent.scheduler.store import InstanceRow
+from peri_tui.agent.scheduler.store_sqlite import SqliteStore
+from peri_tui.agent.server import AgentServer
+from peri_tui.config import Paths, Settings, api_key, load_settings
+from peri_tui.core.ids import make_ulid
+from peri_tui.core.states import StopReason
+from peri_tui.errors import AgentUnreachable
+from peri_tui.log import Log
+from peri_tui.net import post_cancel
+
+SHUTDOWN_S: Final = 12.0
+RECOVER_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class Agent:
+    """The parts of one agent process."""
+
+    instance: str
+    paths: Paths
+    log: Log
+    store: SqliteStore
+    liveness: Liveness
+    processes: Processes
+    questions: QuestionDesk
+    trust: TrustStore
+    recovery: Recovery
+    executor: TaskExecutor
+    scheduler: Scheduler
+
+
+async def assemble(paths: Paths, settings: Settings, instance: str, workspace: Path) -> Agent:
+    """Build the agent's parts, make it known, and end what dead agents left.
+
+    Raises:
+        StoreUnavailable: the state store cannot be opened.
+    """
+    log = Log(paths.log / "agent.jsonl", paths.trace, instance)
+    log.hide(api_key())
+    store = SqliteStore(paths.db)
+    await store.open()
+    liveness = Liveness(paths.data / "instances")
+    liveness.hold(instance)
+    await store.register(
+        InstanceRow(
+            instance=instance,
+            pid=os.getpid(),
+            start_time=start_time(os.getpid()) or 0,
+            boot_id=this_boot(),
+            workspace=str(workspace),
+            socket=str(paths.socket(instance)),
+            started=time.time(),
+        )
+    )
+    processes = Processes()
+    questions = QuestionDesk()
+    trust = TrustStore(paths.data / "trust.json")
+    recovery = Recovery(paths, log)
+    executor = TaskExecutor(
+        paths, settings, log, processes=processes, questions=questions, trust=trust, recovery=recovery
+    )
+    scheduler = Scheduler(
+        store,
+        log,
+        executor,
+        instance=instance,
+        concurrency=settings.concurrency,
+        liveness=liveness,
+        route=nudge,
+    )
+    await processes.start()
+    scheduler.start()
+    await scheduler.recover_dead()
+    return Agent(
+        instance, paths, log, store, liveness, processes, questions, trust, recovery, executor, scheduler
+    )
+
+
+async def nudge(owner: InstanceRow, task: str) -> None:
+    """Tell another living agent that a task of its own is to be stopped; the store already says so."""
+    try:
+        await asyncio.to_thread(post_cancel, Path(owner.socket), task, timeout=1.0)
+    except AgentUnreachable:
+        # Its own look at the store, once a second, finds the stop.
+        return
+
+
+async def serve(
+    paths: Paths, settings: Settings, instance: str, workspace: Path, *, ready_fd: int, parent_fd: int
+) -> int:
+    """Run an agent until its client is gone for good or a signal ends it. Returns the exit code."""
+    agent = await assemble(paths, settings, instance, workspace)
+    done = asyncio.Event()
+    ending = _Ending(agent, done)
+    presence = Presence(
+        gone=lambda: ending.begin(StopReason.DISCONNECT),
+        busy=lambda: bool(agent.scheduler.running()),
+        changed=lambda orphaned: ending.orphaned(orphaned),
+        grace_s=_grace(),
+    )
+    desk = ControlDesk(
+        instance,
+        scheduler=agent.scheduler,
+        store=agent.store,
+        questions=agent.questions,
+        presence=presence,
+        trust=agent.trust,
+        notes=agent.recovery.notes,
+    )
+    token = secrets.token_urlsafe(32)
+    agent.log.hide(token)
+    server = AgentServer(desk, paths.socket(instance), token, trace_dir=paths.trace, log=agent.log)
+    _write_private(paths.token(instance), token.encode())
+    await server.start()
+    ending.announce(workspace, orphaned=False)
+    _on_signals(ending)
+    if parent_fd >= 0:
+        presence.watch_pipe(parent_fd)
+    _say_ready(ready_fd, {"ready": True, "pid": os.getpid()})
+    agent.log.event("agent ready", layer=2, workspace=str(workspace))
+    await done.wait()
+    presence.close()
+    await server.close()
+    await _dismantle(agent)
+    return 0
+
+
+class _Ending:
+    """Ends the agent once: stops every task through the five layers, then lets the main coroutine go on."""
+
+    def __init__(self, agent: Agent, done: asyncio.Event) -> None:
+        self._agent = agent
+        self._done = done
+        self._begun: asyncio.Task[None] | None = None
+        self._workspace = Path()
+
+    def begin(self, reason: StopReason) -> None:
+        """Start the end, or force it when it was started before."""
+        mode = "graceful" if self._begun is None else "force"
+        task = asyncio.create_task(self._stop(reason, mode))
+        self._begun = self._begun or task
+        # Kept alive by the event loop only weakly, so by us.
+        self._keep = task
+
+    async def _stop(self, reason: StopReason, mode: str) -> None:
+        try:
+            async with asyncio.timeout(SHUTDOWN_S):
+                await self._agent.scheduler.stop_all(reason, mode=mode, source=reason.value)
+                await self._agent.scheduler.idle(SHUTDOWN_S)
+        except TimeoutError:
+            self._agent.log.event("shutdown timed out", layer=3)
+        self._done.set()
+
+    def orphaned(self, orphaned: bool) -> None:
+        self.announce(self._workspace, orphaned=orphaned)
+        self._keep_orphaned = asyncio.create_task(
+            self._agent.store.set_orphaned(self._agent.instance, orphaned)
+        )
+        self._agent.log.event("client gone" if orphaned else "client came", layer=2)
+
+    def announce(self, workspace: Path, *, orphaned: bool) -> None:
+        """Write the file by which clients find this agent."""
+        self._workspace = workspace
+        facts: dict[str, Any] = {
+            "instance": self._agent.instance,
+            "pid": os.getpid(),
+            "start_time": start_time(os.getpid()),
+            "workspace": str(workspace),
+            "orphaned": orphaned,
+            "started": time.time(),
+        }
+        _write_private(self._agent.paths.runtime / f"{self._agent.instance}.json", msgspec.json.encode(facts))
+
+
+async def _dismantle(agent: Agent) -> None:
+    await agent.scheduler.close(1.0)
+    await agent.processes.close()
+    await agent.store.unregister(agent.instance)
+    await agent.store.close()
+    agent.liveness.release(agent.instance)
+    for path in (agent.paths.token(agent.instance), agent.paths.runtime / f"{agent.instance}.json"):
+        path.unlink(missing_ok=True)
+
+
+async def recover_once(paths: Paths) -> int:
+    """Do what every start does: end and roll back the tasks of dead agents; print what was done."""
+    settings = load_settings(paths)
+    agent = await assemble(paths, settings, make_ulid(int(time.time() * 1000), os.urandom(10)), Path.cwd())
+    await agent.scheduler.idle(RECOVER_S)
+    await _dismantle(agent)
+    for note in agent.recovery.notes:
+        sys.stdout.write(note + "\n")
+    if not agent.recovery.notes:
+        sys.stdout.write("nothing to recover\n")
+    return 0
+
+
+def _on_signals(ending: _Ending) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, ending.begin, StopReason.SHUTDOWN)
+
+
+def _grace() -> float:
+    # A test need not wait half a minute to see that the grace ends.
+    return float(os.environ.get("PERI_ADOPTION_GRACE", ADOPTION_GRACE_S))
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    os.replace(fresh, path)
+
+
+def _say_ready(fd: int, facts: dict[str, Any]) -> None:
+    if fd >= 0:
+        os.write(fd, msgspec.json.encode(facts) + b"\n")
+        os.close(fd)
+
+
+def say_failed(fd: int, message: str, exit_code: int) -> None:
+    """Tell the launcher why this agent cannot start."""
+    _say_ready(fd, {"error": message, "exit": exit_code})
+
+
+__all__: Sequence[str] = ("Agent", "assemble", "recover_once", "say_failed", "serve")

@@ -13,7 +13,8 @@ from peri_tui.agent.rollback.beneath import show as printable
 from peri_tui.agent.rollback.journal import Journal, Owner, Story, read
 from peri_tui.agent.rollback.node import same
 from peri_tui.agent.rollback.plan import reduce
-from peri_tui.agent.rollback.restore import Progress, RollbackEvidence, put_back, silent
+from peri_tui.agent.rollback.proof import RollbackEvidence
+from peri_tui.agent.rollback.restore import Progress, put_back, silent
 from peri_tui.agent.rollback.segments import SegmentStore
 from peri_tui.agent.rollback.vault import Vault, check_task, owner_is_dead, this_process
 from peri_tui.config import Paths

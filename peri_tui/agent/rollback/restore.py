@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -19,35 +19,27 @@ import msgspec
 from peri_tui.agent.rollback import calls, place
 from peri_tui.agent.rollback.beneath import show
 from peri_tui.agent.rollback.journal import (
-    AnyRecord,
-    Changed,
     Displaced,
-    Intent,
     Journal,
     PathRecord,
     Record,
     RollbackBegun,
-    RollbackEnded,
     Story,
-    WindowClosed,
-    WindowOpened,
     of_kind,
 )
 from peri_tui.agent.rollback.node import State, hash_fd, make_state, same
 from peri_tui.agent.rollback.plan import (
     AS_BEFORE,
     OURS,
-    THEIRS,
     Finding,
     Item,
     classify,
-    digest,
     folder_times,
     reduce,
 )
+from peri_tui.agent.rollback.proof import RollbackEvidence, ending, prove
 from peri_tui.agent.rollback.sweep import sweep
 from peri_tui.agent.rollback.vault import Vault
-from peri_tui.agent.rollback.window import changed_since
 from peri_tui.core import faults
 from peri_tui.errors import PeriError, RollbackError, StoreFull, ToolError
 
@@ -60,29 +52,6 @@ _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 def silent(done: int, total: int) -> None:
     """A progress listener that does nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackEvidence:
-    """What was found when every path was read again after a rollback.
-
-    ``restored``: files as before the task. ``kept``: folders of the task that hold somebody else's files. ``conflicts``:
-    somebody else changed them since; theirs is in place, ours is in the store. ``not_restored``: changed by
-    commands. ``blocked``: "path: reason", could not be put back. ``digest_ok``: one digest over all paths that are
-    nobody else's equals the one from before. ``complete``: nothing is blocked and the digest agrees.
-    """
-
-    restored: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)
-    not_restored: list[str] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    digest: str = ""
-    digest_ok: bool = True
-    complete: bool = True
-    bytes_restored: int = 0
-    bytes_displaced: int = 0
 
 
 def check_story(vault: Vault, story: Story) -> None:
@@ -155,13 +124,19 @@ class _Rollback:
         self._apply(findings, again)
         self._give_times_back(folders)
         self._sync_all()
-        return self._prove(story, left)
+        evidence = prove(
+            self._vault, self._journal.story(), self._why | left, lambda one: self._note(one, sync=True)
+        )
+        evidence = replace(evidence, bytes_restored=self._restored, bytes_displaced=self._displaced)
+        self._note(ending(evidence), sync=True)
+        return evidence
 
     def _look(self, items: list[Item]) -> list[Finding]:
+        self._total = sum(item.newest.kind != "dir" for item in items)
         found = []
         for item in items:
             found.append(classify(self._root, self._vault.store, item))
-            self._progress(0, len(items))
+            self._progress(0, self._total)
         return found
 
     # Apply
@@ -171,7 +146,7 @@ class _Rollback:
         self._work = bool(work)
         folders = [one for one in work if one.item.base.kind == "none" and one.now.kind == "dir"]
         work = [one for one in work if one.now.kind != "dir" or one.item.base.kind != "none"]
-        self._total = len(work)
+        self._done = self._total - len(work)
         if work and faults.active("rollback.skip_restore"):
             work = work[1:]
             self._step()
@@ -363,106 +338,9 @@ class _Rollback:
         if self._work:
             calls.syncfs(self._root.fd)
 
-    # Proof
-
-    def _prove(self, before: Story, left: dict[bytes, str]) -> RollbackEvidence:
-        story = self._journal.story()
-        findings = [classify(self._root, self._vault.store, item) for item in reduce(story.records)]
-        evidence = RollbackEvidence()
-        for finding in findings:
-            self._judge(finding, evidence)
-        theirs = set(evidence.conflicts + evidence.kept)
-        mine = [one for one in findings if os.fsdecode(one.item.path) not in theirs]
-        wanted = digest((one.item.path, one.item.base) for one in mine)
-        found = digest((one.item.path, one.now) for one in mine)
-        self._list_commands(story.records, evidence)
-        evidence.blocked.extend(f"{show(path)}: {why}" for path, why in left.items())
-        if before.damage is not None:
-            evidence.blocked.append(f"journal: damaged at byte {before.damage}; what came after is not known")
-        result = replace(
-            evidence,
-            digest=found,
-            digest_ok=wanted == found,
-            complete=wanted == found and not evidence.blocked,
-            bytes_restored=self._restored,
-            bytes_displaced=self._displaced,
-        )
-        self._note(_ending(result), sync=True)
-        return result
-
-    def _judge(self, finding: Finding, evidence: RollbackEvidence) -> None:
-        item, path = finding.item, os.fsdecode(finding.item.path)
-        why = self._why.get(item.path, finding.why)
-        if finding.verdict == AS_BEFORE and not _mode_left(finding):
-            if item.newest.kind != "dir":
-                evidence.restored.append(path)
-        elif finding.verdict == AS_BEFORE:
-            evidence.blocked.append(f"{show(path)}: the mode is not back")
-        elif finding.verdict == THEIRS or self._folder_gone(item):
-            evidence.conflicts.append(path)
-            evidence.notes.append(f"{show(path)}: {why or 'its folder is gone'}; left as it is")
-        elif finding.verdict == OURS and finding.now.kind == "dir" and item.path not in self._why:
-            self._judge_folder(item, path, evidence)
-        else:
-            evidence.blocked.append(f"{show(path)}: {why or 'not as it was'}")
-
-    def _judge_folder(self, item: Item, path: str, evidence: RollbackEvidence) -> None:
-        if self._root.listdir(item.path):
-            evidence.kept.append(path)
-            evidence.notes.append(f"{show(path)}: kept, it holds files that are not the task's")
-        else:
-            evidence.blocked.append(f"{show(path)}: not as it was")
-
-    def _folder_gone(self, item: Item) -> bool:
-        try:
-            with self._root.parent(item.path):
-                return False
-        except OSError as error:
-            return error.errno in _GONE
-
-    def _list_commands(self, records: Sequence[AnyRecord], evidence: RollbackEvidence) -> None:
-        windows = of_kind(records, WindowClosed)
-        found = {os.fsdecode(change.path) for window in windows for change in window.changes}
-        open_windows = {w.seq: w.wall for w in of_kind(records, WindowOpened)}
-        for window in windows:
-            open_windows.pop(window.seq, None)
-            evidence.notes.extend(note for note in window.notes if note not in evidence.notes)
-        if open_windows and not of_kind(records, RollbackEnded):
-            found |= self._close_windows(open_windows, records, evidence)
-        evidence.not_restored.extend(sorted(found - set(evidence.restored)))
-
-    def _close_windows(
-        self, windows: dict[int, int], records: Sequence[AnyRecord], evidence: RollbackEvidence
-    ) -> set[str]:
-        """Look for what a command did that a crash cut off, and record it."""
-        own = [intent.path for intent in of_kind(records, Intent)]
-        changes, notes = changed_since(self._root, min(windows.values()), own)
-        listed = [Changed(change=change.kind).named(change.raw) for change in changes]
-        for seq in windows:
-            self._note(WindowClosed(seq=seq, changes=listed, notes=notes), sync=True)
-        evidence.notes.extend(notes)
-        return {change.path for change in changes}
-
 
 def _wanted(item: Item, now: State) -> State:
     """The state to write: the base, but a mode that somebody else set since stays theirs."""
     if now.kind == "file" and now.mode != item.newest.mode:
         return msgspec.structs.replace(item.base, mode=now.mode)
     return item.base
-
-
-def _mode_left(finding: Finding) -> bool:
-    item, now = finding.item, finding.now
-    if now.kind != "file" or now.mode == item.base.mode:
-        return False
-    return now.mode == item.newest.mode
-
-
-def _ending(evidence: RollbackEvidence) -> RollbackEnded:
-    return RollbackEnded(
-        complete=evidence.complete,
-        digest=evidence.digest,
-        restored=len(evidence.restored),
-        conflicts=[show(path) for path in evidence.conflicts],
-        blocked=evidence.blocked,
-    )

@@ -32,7 +32,8 @@ from peri_tui.agent.rollback.journal import (
     WindowOpened,
 )
 from peri_tui.agent.rollback.node import NONE, State, observe, observe_path, same
-from peri_tui.agent.rollback.restore import Progress, RollbackEvidence, put_back, silent
+from peri_tui.agent.rollback.proof import RollbackEvidence
+from peri_tui.agent.rollback.restore import Progress, put_back, silent
 from peri_tui.agent.rollback.scan import scan
 from peri_tui.agent.rollback.vault import Vault, check_task
 from peri_tui.agent.rollback.window import Window, WindowChange
@@ -320,6 +321,10 @@ class Transaction:
 
         Args:
             progress: called with (done, total) files, at least once a file.
+
+        Raises:
+            RollbackError: the task has ended before, or the journal is not its own.
+            OSError: the disk failed. The transaction stays open and this may be called again.
         """
         self._gate_closed = True
         if self._ended:

@@ -487,9 +487,15 @@ class AgentSession:
         if verdict is not Verdict.APPLY:
             return True
         self._follow(event)
-        pending = self._on_event(event)
-        if pending is not None:
-            await pending
+        try:
+            pending = self._on_event(event)
+            if pending is not None:
+                await pending
+        except Exception as error:
+            # The screen's trouble with one event must not look like a lost connection, nor stop the events after it.
+            self._log.event(
+                "event not taken", layer=1, task=event.task, kind=type(event).__name__, error=repr(error)
+            )
         return True
 
     def _follow(self, event: TaskEvent) -> None:

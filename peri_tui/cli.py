@@ -148,7 +148,7 @@ def _workspace(given: str | None, folder: str | None) -> Path:
 def _headless(given: argparse.Namespace, workspace: Path, session: str) -> int:
     import asyncio
 
-    from peri_tui.client.headless import run_prompt
+    from peri_tui.client.prompt_run import run_prompt
 
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
     if not prompt.strip():

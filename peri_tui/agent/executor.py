@@ -49,6 +49,7 @@ _ALWAYS_KEEP: Final = frozenset(
         StopReason.LIMIT_MEMORY,
         StopReason.SILENCE,
         StopReason.MODEL_ERROR,
+        StopReason.UNAPPROVED,
         StopReason.INTERNAL_ERROR,
     }
 )
@@ -56,6 +57,7 @@ _ALWAYS_KEEP: Final = frozenset(
 _ERRORS: Final = frozenset(
     {
         StopReason.MODEL_ERROR,
+        StopReason.UNAPPROVED,
         StopReason.SILENCE,
         StopReason.INTERNAL_ERROR,
         StopReason.OWNER_LOST,
@@ -106,7 +108,7 @@ class TaskExecutor:
             rig = self._open(run)
         except (PeriError, OSError) as error:
             failed = Outcome("failed", StopReason.INTERNAL_ERROR, _one_line(error), error=_as_peri(error))
-            return self._failed(run, None, failed, started)
+            return self._not_begun(run, failed, started)
         self._rigs[run.task] = rig
         outcome = await self._live(run, rig)
         if outcome is not None and not run.token.is_set:
@@ -115,10 +117,6 @@ class TaskExecutor:
                 if await run.complete(end):
                     await self._let_go(run, rig)
                     return end
-            elif outcome.kind == "failed" and not outcome.touched:
-                # Nothing was touched and nothing is open: there is nothing to stop.
-                await self._let_go(run, rig)
-                return self._failed(run, rig, outcome, started)
             else:
                 await self._stop_inside(run, outcome)
         return await self._stopped(run, rig, outcome, started)
@@ -231,7 +229,8 @@ class TaskExecutor:
 
     async def _stop_inside(self, run: Run, outcome: Outcome) -> None:
         with suppress(StateError):
-            await run.stop(outcome.reason or StopReason.INTERNAL_ERROR, "runner")
+            reason = StopReason.UNAPPROVED if outcome.unapproved else StopReason.INTERNAL_ERROR
+            await run.stop(outcome.reason or reason, "runner")
 
     async def _let_go(self, run: Run, rig: TaskRig) -> None:
         """End what an ended task still holds; what cannot be ended is logged, the files are settled already."""
@@ -266,17 +265,14 @@ class TaskExecutor:
             exit_code=EXIT_DONE,
         )
 
-    def _failed(self, run: Run, rig: TaskRig | None, outcome: Outcome, started: float) -> TaskEnded:
+    def _not_begun(self, run: Run, outcome: Outcome, started: float) -> TaskEnded:
+        """Say that the task could not even begin: nothing was touched, nothing is open."""
         reason = outcome.reason
-        if rig is not None:
-            run.history = rig.history.close(reason)
         return TaskEnded(
             task=run.task,
             state=TaskState.FAILED.value,
             stop_reason=reason.value if reason else "",
             message=outcome.message,
-            answer=outcome.answer,
-            usage=rig.usage() if rig else messages.Usage(),
             seconds=round(time.monotonic() - started, 3),
             exit_code=_exit_code(TaskState.FAILED, reason, outcome),
         )

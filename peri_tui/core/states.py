@@ -45,6 +45,7 @@ class StopReason(StrEnum):
     LIMIT_MEMORY = "limit_memory"
     SILENCE = "silence"
     MODEL_ERROR = "model_error"
+    UNAPPROVED = "unapproved"
     INTERNAL_ERROR = "internal_error"
     OWNER_LOST = "owner_lost"
     AGENT_KILLED = "agent_killed"

@@ -152,8 +152,7 @@ class BlockSplitter:
         if not fence.closed_by(line):
             self._add(fence.body(line))
             return
-        if self._lines or not self._continued:
-            self._seal(even_empty=True)
+        self._seal(even_empty=True)
         self._fence, self._kind, self._continued = None, None, False
 
     def _prose(self, line: str) -> None:

@@ -1,0 +1,118 @@
+"""The stop card: five layers, what became of the files, what is left. Its letters act only while it has the focus."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.binding import Binding
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Static
+
+from peri_tui.core.sanitize import reveal
+from peri_tui.tui.stop_report import GLYPHS, StopReport, duration, report
+from peri_tui.tui.view_model import LampState, TaskView, ViewState
+
+_TONES = {"ok": "$success", "warn": "$warning", "fail": "$error"}
+_LAMPS = {
+    LampState.PENDING: "$peri-muted",
+    LampState.ACTIVE: "$accent",
+    LampState.OK: "$success",
+    LampState.FAILED: "$error",
+}
+
+
+class StopCard(Static, can_focus=True):
+    """Hidden until a stopped task may be shown, and again with the next prompt."""
+
+    BINDINGS: ClassVar[Any] = [
+        Binding("c", "ask('copy')", "Copy report", show=False),
+        Binding("d", "ask('details')", "Details", show=False),
+        Binding("f", "ask('force')", "Force again", show=False),
+        Binding("enter", "ask('dismiss')", "Put away", show=False),
+    ]
+
+    class Asked(Message):
+        """A letter on the card: copy, details, force or dismiss."""
+
+        def __init__(self, what: str) -> None:
+            super().__init__()
+            self.what = what
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False)
+        self._shown: TaskView | None = None
+
+    def on_mount(self) -> None:
+        """Follow the state."""
+        self.watch(self.app, "view", self._show)
+
+    def _show(self, view: ViewState) -> None:
+        task = view.tasks.get(view.card) if view.card else None
+        task = task if task is not None and task.settled else None
+        if task is self._shown and self.display == (task is not None):
+            return
+        self._shown = task
+        self.display = task is not None
+        if task is not None:
+            self._fill(report(task))
+
+    def _fill(self, card: StopReport) -> None:
+        self.border_title = Content.assemble((f" {reveal(card.title)} ", f"bold {_TONES[card.tone]}"))
+        self.set_classes(f"-{card.tone}")
+        self.update(card_content(card))
+
+    def on_focus(self) -> None:
+        """Show that the letters act now."""
+        if self._shown is not None:
+            self.update(card_content(report(self._shown), focused=True))
+
+    def on_blur(self) -> None:
+        """Show that they do not."""
+        if self._shown is not None:
+            self.update(card_content(report(self._shown)))
+
+    def action_ask(self, what: str) -> None:
+        """Pass a letter on, where it means something now."""
+        if self._shown is None or (what == "force" and not report(self._shown).can_force):
+            return
+        self.post_message(self.Asked(what))
+
+
+def card_content(card: StopReport, *, focused: bool = False) -> Content:
+    """Return the inside of the card."""
+    lines = [
+        Content.assemble(
+            (f"{lamp.layer.title:<10} ", "$foreground"), (f"{GLYPHS[lamp.state]} ", f"{_LAMPS[lamp.state]} bold"),
+            (f"{duration(lamp.ms):>7}   ", "$peri-muted"), (_said(lamp.said), "$foreground"),
+        )
+        for lamp in card.lamps
+    ]  # fmt: skip
+    for line in card.files:
+        weight = "$warning" if "not restored" in line else "$foreground bold"
+        lines.append(Content.assemble((reveal(line), weight)))
+    lines += [
+        Content.assemble(("left  ", "$error bold"), (reveal(line), "$foreground"))
+        for line in card.residue[:4]
+    ]
+    if len(card.residue) > 4:
+        lines.append(Content.assemble((f"      and {len(card.residue) - 4} more", "$peri-muted")))
+    lines.append(_keys(card, focused))
+    return Content("\n").join(lines)
+
+
+def _said(said: str) -> str:
+    return reveal(said).replace("\n", " ")
+
+
+def _keys(card: StopReport, focused: bool) -> Content:
+    keys = [("d", "details"), ("c", "copy report"), ("Enter", "put away")]
+    if card.can_force:
+        keys.insert(0, ("f", "force again"))
+    key_style, word_style = (
+        ("$accent bold", "$foreground") if focused else ("$peri-muted bold", "$peri-muted")
+    )
+    parts: list[tuple[str, str]] = [] if focused else [("Ctrl+Up then  ", "$peri-muted")]
+    for key, word in keys:
+        parts += [(key, key_style), (f" {word}   ", word_style)]
+    return Content.assemble(*parts)

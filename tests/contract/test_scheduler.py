@@ -35,7 +35,7 @@ class Agent:
         self.nudged: list[tuple[str, str]] = []
         self.live = Liveness(folder / "instances")
         # A poll that a test does not ask for would hide which route did the work.
-        defaults = {"poll_s": 3600.0, "liveness": self.live, "route": self._route}
+        defaults = {"poll_s": 3600.0, "patience_s": 0.02, "liveness": self.live, "route": self._route}
         self.scheduler = Scheduler(self.store, self.log, self.executor, instance=name, **defaults | options)
         self.seen = Seen()
         self.scheduler.events.subscribe(self.seen)
@@ -562,7 +562,7 @@ async def test_a_task_that_cannot_start_starts_when_the_store_is_back(
     with monkeypatch.context() as away:
         away.setattr(agent.store, "transition", gone)
         row = await agent.scheduler.submit(make_submit())
-        while agent.scheduler._active:
+        while not agent.scheduler._table.queued():
             await asyncio.sleep(0)
     assert agent.executor.runs == []
     await agent.scheduler.check()

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from peri_tui.agent.scheduler.store import StateStore, TaskRow
-from peri_tui.core.messages import Delta, TaskEnded, TaskEvent
+from peri_tui.core.messages import Delta, TaskEnded, TaskEvent, Traced
+from peri_tui.core.trace import Ev, Layer
 from peri_tui.errors import StaleEpoch, StateError, StoreUnavailable
 from peri_tui.log import Log
 
@@ -48,13 +49,14 @@ class _Channel:
     dropped: int = 0
     late: int = 0
     gap: bool = False
+    trouble: str = ""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     roomy: asyncio.Event = field(default_factory=asyncio.Event)
 
     def settle(self) -> None:
         """Tell those who wait for an empty or roomy channel."""
         full = len(self.pending) > HIGH_EVENTS or self.chars > HIGH_CHARS
-        _switch(self.idle, not self.pending and not self.writing)
+        _switch(self.idle, (not self.pending and not self.writing) or bool(self.trouble))
         _switch(self.roomy, not full or self.ended)
 
 
@@ -118,6 +120,11 @@ class EventLog:
             self._urgent.set()
         return True
 
+    def trace(self, task: str, ev: Ev, cancel_id: str, *, mono: int | None = None, **data: Any) -> None:
+        """Write a trace record of layer 3, and show it."""
+        record = self._log.trace(task, Layer.SCHEDULER, ev, cancel_id=cancel_id, mono=mono, **data)
+        self.emit(task, Traced(task=task, layer=3, ev=ev, cancel_id=cancel_id, mono=record.mono, data=data))
+
     def cut(self, task: str) -> int:
         """Stop the task's text: what is not with the store yet is dropped, later text too. Returns how many now."""
         channel = self._channels.get(task)
@@ -142,11 +149,19 @@ class EventLog:
             await channel.roomy.wait()
 
     async def flush(self, task: str) -> None:
-        """Wait until everything emitted so far is durable and published. The caller sets the deadline."""
+        """Wait until everything emitted so far is durable and published. The caller sets the deadline.
+
+        Raises:
+            StoreUnavailable: the store does not take it now (the writer goes on trying).
+        """
         channel = self._channels.get(task)
-        if channel is not None and not channel.idle.is_set():
+        if channel is None:
+            return
+        if not channel.idle.is_set():
             self._urgent.set()
             await channel.idle.wait()
+        if channel.trouble and channel.pending:
+            raise StoreUnavailable(channel.trouble)
 
     def refresh(self, task: str) -> None:
         """Publish, in a moment, what the store has and subscribers have not seen."""
@@ -248,8 +263,10 @@ class EventLog:
         channel.writing = True
         try:
             self._show(channel, await self._store.append(task, batch, epoch=channel.epoch))
+            channel.trouble = ""
         except StoreUnavailable as error:
             self._keep(channel, batch)
+            channel.trouble = str(error)
             self._log.event("events.delayed", task=task, layer=3, error=str(error))
             return False
         except StateError as error:

@@ -28,9 +28,20 @@ _TRIES: Final = 8
 
 
 class Recorder:
-    """Writes a scheduler's changes of state; each operation is bounded by ``STORE_S``."""
+    """Writes a scheduler's changes of state; each operation is bounded by ``STORE_S``.
 
-    def __init__(self, store: StateStore, events: EventLog, *, wall: Callable[[], float] = time.time) -> None:
+    An end tries again for ``patience_s`` before it is published without being recorded.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        events: EventLog,
+        *,
+        wall: Callable[[], float] = time.time,
+        patience_s: float = 1.0,
+    ) -> None:
+        self._patience_s = patience_s
         self._store = store
         self._events = events
         self._wall = wall
@@ -93,8 +104,7 @@ class Recorder:
         """Record and publish an end. Returns it as published, and the error when it could not be recorded."""
         end = _signed(end, run)
         try:
-            await bounded(self._events.flush(run.task))
-            await self._finish(run, end)
+            await self._finish_patiently(run, end)
         except (StoreUnavailable, StaleEpoch, IllegalTransition, UnknownTask) as error:
             if run.row.has_ended and run.row.epoch == run.epoch:
                 self._events.refresh(run.task)
@@ -103,6 +113,16 @@ class Recorder:
             self._events.publish_undurable(run.task, marked)
             return marked, error
         return end, None
+
+    async def _finish_patiently(self, run: Run, end: TaskEnded) -> None:
+        for pause in (self._patience_s / 4, self._patience_s / 4, self._patience_s / 2):
+            try:
+                await bounded(self._events.flush(run.task))
+                await self._finish(run, end)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(pause)
+        await self._finish(run, end)
 
     async def record_late(self, run: Run, end: TaskEnded) -> None:
         """Record an end that was published without being durable.

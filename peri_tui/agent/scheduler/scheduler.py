@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from peri_tui.agent.cancel import CancelCause
 from peri_tui.agent.scheduler.events import EventLog
@@ -20,6 +20,8 @@ from peri_tui.agent.scheduler.ownership import Liveness
 from peri_tui.agent.scheduler.recorder import Recorder, bounded
 from peri_tui.agent.scheduler.run import Executor, Route, Run
 from peri_tui.agent.scheduler.store import CancelKind, CancelResult, StateStore, TaskRow
+from peri_tui.agent.scheduler.supervisor import Supervisor
+from peri_tui.agent.scheduler.table import RunTable
 from peri_tui.core.ids import make_ulid
 from peri_tui.core.messages import (
     CancelAccepted,
@@ -27,12 +29,10 @@ from peri_tui.core.messages import (
     Submit,
     TaskEnded,
     TaskEvent,
-    TaskStateChanged,
-    Traced,
 )
-from peri_tui.core.states import EXIT_NOT_CLEAN, StopReason, TaskState
+from peri_tui.core.states import StopReason, TaskState
 from peri_tui.core.trace import Ev, Layer
-from peri_tui.errors import IllegalTransition, StaleEpoch, StaleVersion, StateError, StoreUnavailable
+from peri_tui.errors import StateError, StoreUnavailable
 from peri_tui.log import Log
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class Scheduler:
         liveness: proves owners dead; None: nobody is ever proven dead.
         route: nudges a living owner.
         poll_s: how often our tasks are re-read, so that a lost nudge costs at most this.
+        patience_s: how long an end waits for a store that refuses.
         wall, mono, make_id: clocks (seconds, nanoseconds) and cancel ids.
     """
 
@@ -86,6 +87,7 @@ class Scheduler:
         liveness: Liveness | None = None,
         route: Route | None = None,
         poll_s: float = 1.0,
+        patience_s: float = 1.0,
         wall: Callable[[], float] = time.time,
         mono: Callable[[], int] = time.monotonic_ns,
         make_id: Callable[[], str] = lambda: make_ulid(int(time.time() * 1000), os.urandom(10)),
@@ -94,24 +96,18 @@ class Scheduler:
         self.events = EventLog(store, log, on_fenced=self._fenced, wall=wall)
         self._store = store
         self._log = log
-        self._executor = executor
-        self._concurrency = concurrency
         self._liveness = liveness
         self._route = route
         self._poll_s = poll_s
-        self._wall = wall
         self._mono = mono
         self._make_id = make_id
-        self._recorder = Recorder(store, self.events, wall=wall)
-        self._runs: dict[str, Run] = {}
-        self._queue: list[Run] = []
-        self._held: set[str] = set()
-        self._active: set[str] = set()
-        self._unrecorded: dict[str, tuple[Run, TaskEnded]] = {}
-        self._work: set[asyncio.Task[Any]] = set()
+        self._recorder = Recorder(store, self.events, wall=wall, patience_s=patience_s)
+        self._supervisor = Supervisor(
+            store, log, executor, events=self.events, recorder=self._recorder, wall=wall
+        )
+        self._spawn = self._supervisor.spawn
+        self._table = RunTable(concurrency, self._start_run)
         self._poller: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closing = False
 
     # --- the agent's life -------------------------------------------------------------------------------------------
@@ -137,14 +133,14 @@ class Scheduler:
         """Wait until this agent has no task, queued ones included. False: not in time."""
         try:
             async with asyncio.timeout(timeout):
-                await self._idle.wait()
+                await self._table.empty.wait()
         except TimeoutError:
             return False
         return True
 
     def running(self) -> list[TaskRow]:
         """Return the tasks that this agent has: running, waiting, stopping, queued."""
-        return [run.row for run in self._runs.values()]
+        return [run.row for run in self._table.all()]
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -162,144 +158,24 @@ class Scheduler:
 
     async def _submit(self, submit: Submit) -> TaskRow:
         row = await bounded(self._store.submit(submit, self.instance))
-        self._held.discard(row.task)
-        if row.task not in self._runs and row.owner == self.instance:
+        self._table.release(row.task)
+        if self._table.get(row.task) is None and row.owner == self.instance:
             if row.state is TaskState.QUEUED:
-                self._enqueue(Run(row, self), shown=0)
+                self._enqueue(row, shown=0)
             elif row.last_seq == 1 and row.state is TaskState.CANCELLED:
                 self._log.event("task cancelled before it came", task=row.task, layer=3)
                 self.events.open(row, shown=0)
                 self.events.refresh(row.task)
-        self._pump()
+        self._table.pump()
         return row
 
-    def _enqueue(self, run: Run, *, shown: int) -> None:
-        self._add(run, shown=shown)
-        self.events.refresh(run.task)
-        self._queue.append(run)
+    def _enqueue(self, row: TaskRow, *, shown: int, held: bool = False) -> None:
+        self.events.open(row, shown=shown)
+        self.events.refresh(row.task)
+        self._table.enqueue(Run(row, self), held=held)
 
-    def _add(self, run: Run, *, shown: int | None = None) -> None:
-        # Known, and so stoppable, before there is anything that runs.
-        self._runs[run.task] = run
-        self._idle.clear()
-        self.events.open(run.row, shown=shown)
-
-    def _pump(self) -> None:
-        for run in list(self._queue):
-            if run.token.is_set:
-                self._queue.remove(run)
-            elif len(self._active) < self._concurrency and not self._must_wait(run):
-                self._queue.remove(run)
-                self._active.add(run.task)
-                self._spawn(self._supervise(run), run.task)
-
-    def _must_wait(self, run: Run) -> bool:
-        # Two tasks of one session would both extend the same conversation.
-        busy = {self._runs[task].row.session for task in self._active if task in self._runs} - {""}
-        return run.task in self._held or run.row.session in busy
-
-    def _drop(self, run: Run) -> None:
-        self._active.discard(run.task)
-        self._held.discard(run.task)
-        if run in self._queue:
-            self._queue.remove(run)
-        if self._runs.get(run.task) is run:
-            del self._runs[run.task]
-        self._pump()
-        if not self._runs:
-            self._idle.set()
-
-    # --- one run's supervisor: nobody cancels it --------------------------------------------------------------------
-
-    async def _supervise(self, run: Run) -> None:
-        try:
-            begun = await self._begin(run)
-        except StoreUnavailable as error:
-            self._log.event("task cannot start", task=run.task, layer=3, error=str(error))
-            self._active.discard(run.task)
-            if not run.token.is_set:
-                # Nothing has started; the next poll tries again.
-                self._queue.insert(0, run)
-                return
-            begun = False
-        if begun:
-            await self._carry_out(run)
-        self._active.discard(run.task)
-        if begun or not run.token.is_set:
-            self._drop(run)
-        elif run.refused:
-            await self._end_unstarted(run)
-        # Else its stop is on its way to the store, and drops it.
-        self._pump()
-
-    async def _begin(self, run: Run) -> bool:
-        run.history = await bounded(self._store.history(run.row.session))
-        if run.token.is_set:
-            return False
-        event = TaskStateChanged(
-            task=run.task, state=TaskState.RUNNING, prev=TaskState.QUEUED, epoch=run.epoch, ts=self._wall()
-        )
-        step = self._store.transition(
-            run.task, TaskState.RUNNING, version=run.row.version, epoch=run.epoch, event=event
-        )
-        try:
-            run.learn(await bounded(step))
-        except (IllegalTransition, StaleVersion, StaleEpoch) as error:
-            self._log.event("task does not start", task=run.task, layer=3, error=str(error))
-            self.events.refresh(run.task)
-            return False
-        run.started = True
-        self.events.refresh(run.task)
-        self._log.event("task started", task=run.task, layer=3)
-        return True
-
-    async def _carry_out(self, run: Run) -> None:
-        try:
-            end = await _outcome(self._executor.execute(run))
-        except Exception as error:
-            self._log.event("executor failed", task=run.task, layer=3, error=repr(error))
-            await self._stop_quietly(run, StopReason.INTERNAL_ERROR, "executor")
-            end = await self._roll_back(run, f"internal error: {error!r}")
-        await self._end(run, end)
-
-    async def _end(self, run: Run, end: TaskEnded) -> None:
-        if run.recorded is None and end.state == TaskState.COMPLETED:
-            try:
-                if not await self.complete(run, end):
-                    end = await self._roll_back(run, "completed after the stop")
-            except StateError as error:
-                self._log.event("completion not recorded", task=run.task, layer=3, error=str(error))
-        refusal: Exception | None = None
-        if run.recorded is None:
-            end, refusal = await self._recorder.end(run, end)
-        if isinstance(refusal, StoreUnavailable):
-            self._unrecorded[run.task] = (run, end)
-        self._log_end(run, run.recorded or end, refusal)
-
-    def _log_end(self, run: Run, end: TaskEnded, error: Exception | None) -> None:
-        said = "" if error is None else str(error)
-        cancel_id = end.cancel_id or run.row.cancel_id
-        if end.state != TaskState.COMPLETED:
-            dropped = self.events.dropped(run.task)
-            self._log.trace(
-                run.task, Layer.SCHEDULER, Ev.ENDED, cancel_id=cancel_id, ok=error is None, state=end.state,
-                said=said or end.state, dropped=dropped,
-            )  # fmt: skip
-        self._log.event(
-            "task ended", task=run.task, layer=3, state=end.state, recorded=error is None, error=said
-        )
-
-    async def _roll_back(self, run: Run, why: str) -> TaskEnded:
-        """Let the executor put things back without the body; a failure of that is an end too."""
-        try:
-            return await _outcome(self._executor.recover(run.row))
-        except Exception as error:
-            self._log.event("recovery failed", task=run.task, layer=5, error=repr(error))
-            text = f"{why}; recovery failed: {error!r}"
-            return TaskEnded(
-                task=run.task, state=TaskState.CANCEL_FAILED, verified=False, message=text, residue=[text],
-                exit_code=EXIT_NOT_CLEAN,
-            )  # fmt: skip
+    def _start_run(self, run: Run) -> None:
+        self._spawn(self._supervisor.supervise(run, self._table), run.task)
 
     # --- what a run may ask -----------------------------------------------------------------------------------------
 
@@ -317,21 +193,11 @@ class Scheduler:
 
     async def complete(self, run: Run, end: TaskEnded) -> bool:
         """Record a completion; see ``Run.complete``."""
-        done = await asyncio.shield(self._spawn(self._recorder.complete(run, end), run.task))
-        if not done:
-            self._trace(run.task, Ev.LATE, run.row.cancel_id, said="completed after the stop")
-            self._log.event("late completion refused", task=run.task, layer=3)
-        return done
+        return await self._supervisor.complete(run, end)
 
     async def stop(self, run: Run, reason: StopReason, source: str) -> None:
         """Stop a run from inside; see ``Run.stop``."""
         await self.cancel(run.task, reason=reason, source=source)
-
-    async def _stop_quietly(self, run: Run, reason: StopReason, source: str) -> None:
-        try:
-            await self.stop(run, reason, source)
-        except StateError as error:
-            self._log.event("stop not recorded", task=run.task, layer=3, error=str(error))
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 
@@ -365,24 +231,25 @@ class Scheduler:
         """
         received = self._mono()
         cause = CancelCause(reason, source, cancel_id or self._make_id(), mono or received)
-        run = self._runs.get(task)
+        run = self._table.get(task)
         first = self._set_token(run, cause, mode) if run is not None else False
         told = self._mono()
         ask = _Ask(task, mode, run.token.cause or cause if run is not None else cause, first)
-        self._trace(
+        self.events.trace(
             task, Ev.RECEIVED, ask.cause.cancel_id, mono=received, source=source, attempt=attempt, mode=mode,
             epoch=epoch,
         )  # fmt: skip
         self._log.event("cancel received", task=task, layer=3, source=source, reason=reason, mode=mode)
-        if first and run is not None and (run.started or task in self._active):
-            self._trace(task, Ev.TOKEN_SET, ask.cause.cancel_id, mono=told, source=source)
+        if first and run is not None and (run.started or self._table.is_active(run)):
+            self.events.trace(task, Ev.TOKEN_SET, ask.cause.cancel_id, mono=told, source=source)
         return await asyncio.shield(self._spawn(self._cancel(ask, run), task))
 
     async def stop_all(
         self, reason: StopReason, *, mode: str = "graceful", source: str = ""
     ) -> list[CancelAccepted | CancelNoop]:
         """Stop every task that this agent has. What the store refused is left out; it was stopped all the same."""
-        stops = [self.cancel(task, reason=reason, mode=mode, source=source) for task in list(self._runs)]
+        tasks = [run.task for run in self._table.all()]
+        stops = [self.cancel(task, reason=reason, mode=mode, source=source) for task in tasks]
         replies = await asyncio.gather(*stops, return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
@@ -392,8 +259,7 @@ class Scheduler:
             run.token.force()
         if first:
             self.events.cut(run.task)
-            if run in self._queue:
-                self._queue.remove(run)
+            self._table.withdraw(run)
         return first
 
     async def _cancel(self, ask: _Ask, run: Run | None) -> CancelAccepted | CancelNoop:
@@ -411,7 +277,7 @@ class Scheduler:
             run.learn(row)
         if result.kind is CancelKind.NOOP:
             if run is not None and not run.started:
-                self._drop(run)
+                self._table.drop(run)
                 self.events.refresh(ask.task)
             return CancelNoop(re="", task=ask.task, state=row.state, stop_reason=row.stop_reason)
         self._note_stop(ask, run, result)
@@ -427,7 +293,7 @@ class Scheduler:
         row = result.row
         assert row is not None
         if result.first or (run is not None and run.refused):
-            self._trace(
+            self.events.trace(
                 ask.task, Ev.CAS, row.cancel_id, ok=True, ver=row.version, durable=True, to=row.state,
                 prev=result.prev,
             )  # fmt: skip
@@ -438,29 +304,18 @@ class Scheduler:
     def _stopped_undurably(
         self, ask: _Ask, run: Run | None, error: StoreUnavailable
     ) -> CancelAccepted | CancelNoop:
-        self._trace(ask.task, Ev.CAS, ask.cause.cancel_id, ok=False, durable=False, said=str(error))
+        self.events.trace(ask.task, Ev.CAS, ask.cause.cancel_id, ok=False, durable=False, said=str(error))
         self._log.event("state not set", task=ask.task, layer=3, error=str(error))
         if run is None:
             raise error
         run.refused = True
-        if not run.started and ask.first and run.task not in self._active:
-            self._spawn(self._end_unstarted(run), run.task)
+        if not run.started and ask.first and not self._table.is_active(run):
+            self._spawn(self._supervisor.end_unstarted(run, self._table), run.task)
         return CancelAccepted(
             re="", task=ask.task, state=TaskState.CANCELLING, cancel_id=ask.cause.cancel_id, first=ask.first,
             reason=ask.cause.reason, mode=ask.mode, cut_seq=run.row.last_seq, deadline_ms=DEADLINE_MS[ask.mode],
             durable=False,
         )  # fmt: skip
-
-    async def _end_unstarted(self, run: Run) -> None:
-        cause = run.token.cause
-        end = TaskEnded(
-            task=run.task,
-            state=TaskState.CANCELLED,
-            stop_reason=cause.reason if cause else StopReason.USER,
-            message="stopped before it started",
-        )
-        await self._end(run, end)
-        self._drop(run)
 
     async def _reach(self, ask: _Ask, run: Run | None, row: TaskRow) -> str:
         """Make sure that somebody acts on the stop; return who, when it is another agent."""
@@ -468,7 +323,7 @@ class Scheduler:
             for layer, ev in _NEVER_STARTED:
                 self._log.trace(ask.task, layer, ev, cancel_id=row.cancel_id, said="never started")
             if run is not None:
-                self._drop(run)
+                self._table.drop(run)
         if run is not None or row.state is not TaskState.CANCELLING:
             return "" if row.owner == self.instance else await self._nudge(ask, row)
         if row.owner == self.instance:
@@ -483,7 +338,7 @@ class Scheduler:
         if owner is None or (self._liveness is not None and self._liveness.is_dead(owner)):
             await self._take_over(row.owner)
             return ""
-        self._trace(ask.task, Ev.ROUTED, row.cancel_id, owner=row.owner)
+        self.events.trace(ask.task, Ev.ROUTED, row.cancel_id, owner=row.owner)
         if self._route is not None:
             self._spawn(bounded(self._route(owner, ask.task), NUDGE_S), f"nudge {row.owner}")
         return row.owner
@@ -504,38 +359,38 @@ class Scheduler:
         Raises:
             StoreUnavailable: it still does not answer.
         """
-        self._pump()
+        self._table.pump()
         for row in await bounded(self._store.cancelling_of(self.instance)):
             await self._obey(row)
-        for run in list(self._queue):
+        for run in self._table.queued():
             await self._look_after(run)
-        for run in [run for run in self._runs.values() if run.refused]:
+        for run in [run for run in self._table.all() if run.refused]:
             await self._try_again(run)
-        for run, end in list(self._unrecorded.values()):
+        for run, end in list(self._supervisor.unrecorded.values()):
             await self._recorder.record_late(run, end)
-            del self._unrecorded[run.task]
+            del self._supervisor.unrecorded[run.task]
             self._log.event("end recorded late", task=run.task, layer=3)
 
     async def _obey(self, row: TaskRow) -> None:
-        run = self._runs.get(row.task)
+        run = self._table.get(row.task)
         if run is None:
             # The row may be older than an end that was recorded since.
             now = await bounded(self._store.get(row.task))
-            if now is not None and now.state is TaskState.CANCELLING and row.task not in self._runs:
+            if now is not None and now.state is TaskState.CANCELLING and self._table.get(row.task) is None:
                 self._recover(now)
             return
         run.learn(row)
         if self._set_token(run, self._cause_of(row), row.mode):
-            self._trace(row.task, Ev.TOKEN_SET, row.cancel_id, source="store")
+            self.events.trace(row.task, Ev.TOKEN_SET, row.cancel_id, source="store")
             self.events.refresh(row.task)
 
     async def _look_after(self, run: Run) -> None:
         """Let go of a queued task that another agent has cancelled."""
         row = await bounded(self._store.get(run.task))
-        if row is not None and row.state.is_final and run in self._queue:
+        if row is not None and row.state.is_final and run in self._table.queued():
             run.learn(row)
             self.events.refresh(run.task)
-            self._drop(run)
+            self._table.drop(run)
 
     async def _try_again(self, run: Run) -> None:
         cause = run.token.cause
@@ -568,30 +423,26 @@ class Scheduler:
             if row.state is TaskState.CANCELLING:
                 self._recover(row)
             elif row.state is TaskState.QUEUED:
-                self._held.add(row.task)
-                self._enqueue(Run(row, self), shown=row.last_seq)
+                self._enqueue(row, shown=row.last_seq, held=True)
         return rows
 
     def _recover(self, row: TaskRow) -> None:
         """Roll back a task that has no body here."""
-        if row.task in self._runs or row.task in self._unrecorded:
+        if self._table.get(row.task) is not None or row.task in self._supervisor.unrecorded:
             return
         run = Run(row, self)
         run.started = True
-        self._add(run)
+        self.events.open(row)
+        self._table.add(run)
         self._set_token(run, self._cause_of(row), row.mode)
-        self._trace(
+        self.events.trace(
             row.task, Ev.TOKEN_SET, row.cancel_id, source="recovery", said="rolled back without its body"
         )
-        self._spawn(self._supervise_recovery(run), row.task)
-
-    async def _supervise_recovery(self, run: Run) -> None:
-        await self._end(run, await self._roll_back(run, "the task's agent is gone"))
-        self._drop(run)
+        self._spawn(self._supervisor.recover(run, self._table), row.task)
 
     def _fenced(self, task: str) -> None:
         """The store says that another agent owns a task that runs here: stop it, without a word to the store."""
-        run = self._runs.get(task)
+        run = self._table.get(task)
         if run is not None:
             cause = CancelCause(StopReason.OWNER_LOST, "store", run.row.cancel_id, self._mono())
             self._set_token(run, cause, "graceful")
@@ -600,38 +451,6 @@ class Scheduler:
     def _cause_of(self, row: TaskRow) -> CancelCause:
         reason = StopReason(row.stop_reason or StopReason.OWNER_LOST)
         return CancelCause(reason, "store", row.cancel_id, self._mono())
-
-    # --- helpers ----------------------------------------------------------------------------------------------------
-
-    def _trace(self, task: str, ev: Ev, cancel_id: str, *, mono: int | None = None, **data: Any) -> None:
-        record = self._log.trace(task, Layer.SCHEDULER, ev, cancel_id=cancel_id, mono=mono, **data)
-        self.events.emit(
-            task, Traced(task=task, layer=3, ev=ev, cancel_id=cancel_id, mono=record.mono, data=data)
-        )
-
-    def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        task = asyncio.create_task(work, name=f"scheduler: {name}")
-        self._work.add(task)
-        task.add_done_callback(self._reap)
-        return task
-
-    def _reap(self, task: asyncio.Task[Any]) -> None:
-        self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.event("work failed", layer=3, work=task.get_name(), error=repr(error))
-
-
-async def _outcome(work: Coroutine[Any, Any, TaskEnded]) -> TaskEnded:
-    """Run a part that may end in any way, and return its end.
-
-    Raises:
-        Exception: what it raised; RuntimeError when it ended as cancelled, which nobody asked for.
-    """
-    task = asyncio.ensure_future(work)
-    await asyncio.wait({task})
-    if task.cancelled():
-        raise RuntimeError("the executor ended as cancelled")
-    return task.result()
 
 
 def _accepted(ask: _Ask, row: TaskRow, result: CancelResult, routed: str) -> CancelAccepted:

@@ -90,6 +90,23 @@ async def test_a_grandchild_that_holds_the_output_is_not_waited_for(make: Make) 
     assert told.startswith("started\n[exit 0]\n[1 of its processes still run")
 
 
+async def test_what_a_background_process_changes_later_is_listed_too(make: Make) -> None:
+    later = "(while [ ! -e go ]; do sleep 0.01; done; echo x > late.txt; sleep 60) >/dev/null 2>&1 &"
+    wait = "touch go; while [ ! -s late.txt ]; do sleep 0.01; done"
+    body = make(calls(shell(later), shell(wait)), says("ok"))
+    await body.run()
+    assert "late.txt" in [c.path for c in body.of(FileChanged)]
+    (body.workspace / "later.txt").write_text("x")  # the first command's process may still do this
+    assert "later.txt" in [c.path for c in body.files.window_close()]
+
+
+async def test_a_window_stays_open_while_background_processes_live(make: Make) -> None:
+    body = make(calls(shell("sleep 60 >/dev/null 2>&1 &")), says("ok"))
+    await body.run()
+    (body.workspace / "late.txt").write_text("x")
+    assert [c.path for c in body.files.window_close()] == ["late.txt"]
+
+
 async def test_output_without_end_is_bounded(make: Make) -> None:
     body = make(calls(shell("head -c 30000000 /dev/zero | tr '\\0' x; echo END")), says("ok"))
     await body.run()

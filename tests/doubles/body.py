@@ -108,7 +108,7 @@ class FakeFiles:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self._before: dict[str, bytes] = {}
+        self._before: dict[str, bytes] | None = None
         self.edits: list[str] = []
         self.error: Exception | None = None
         self.on_edit: Callable[[], None] | None = None
@@ -135,8 +135,10 @@ class FakeFiles:
         self._before = self._all()
 
     def window_close(self) -> list[WindowChange]:
-        """Return what differs."""
-        now, before = self._all(), self._before
+        """Return what differs; nothing where no window is open."""
+        if self._before is None:
+            return []
+        now, before, self._before = self._all(), self._before, None
         found = dict.fromkeys(now.keys() - before.keys(), "added")
         found |= dict.fromkeys(before.keys() - now.keys(), "deleted")
         found |= {path: "modified" for path in now.keys() & before.keys() if now[path] != before[path]}
@@ -157,6 +159,10 @@ class NoProcesses:
         """Refuse."""
         self.asked.append(list(argv))
         raise SpawnFailed("no processes in this test", errno=2, stage="exec")
+
+    def list_refs(self, task: str) -> Sequence[Any]:
+        """Nothing lives."""
+        return ()
 
 
 class Body:

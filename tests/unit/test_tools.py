@@ -16,7 +16,7 @@ import pytest
 from peri_tui.agent.tools.contract import ToolResult, settled
 from peri_tui.agent.tools.list_files import MAX_LISTED
 from peri_tui.agent.tools.registry import default_tools
-from peri_tui.agent.tools.walk import Glob, is_harmless
+from peri_tui.agent.tools.walk import Glob, Walk, is_harmless
 from peri_tui.core.messages import FileChanged as FileChangedEvent
 from peri_tui.errors import FileChanged, OutsideWorkspace, ToolError
 from tests.doubles.body import Body
@@ -237,7 +237,16 @@ async def test_a_stop_ends_a_walk_between_files(body: Body) -> None:
     for n in range(300):
         put(body, f"f{n}", "needle\n")
     body.stop()
-    assert (await call(body, "search", pattern="needle")).text == "no hits"
+    assert (await call(body, "search", pattern="needle")).text == "[stopped]"
+
+
+def test_a_walk_ends_in_bounded_time_and_says_so(body: Body) -> None:
+    for n in range(300):
+        put(body, f"d{n % 3}/f{n}")
+    ticks = iter(range(0, 10_000, 20))
+    walk = Walk(body.root, "", lambda: False, clock=lambda: float(next(ticks)))
+    assert 0 < len(list(walk)) < 300
+    assert walk.cut == "ended after 30 s"
 
 
 def test_patterns_that_could_hang_are_refused() -> None:

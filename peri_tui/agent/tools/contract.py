@@ -68,6 +68,10 @@ class CommandDesk(Protocol):
         """Start ``argv``; ``on_output`` gets fresh bytes and how many before them it does not get."""
         ...
 
+    def list_refs(self, task: str) -> Sequence[Any]:
+        """Return the processes of a task that are known to live."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:

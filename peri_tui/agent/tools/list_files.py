@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from peri_tui.agent.rollback.beneath import show
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult, shown
-from peri_tui.agent.tools.walk import Glob, walk
+from peri_tui.agent.tools.walk import Glob, Walk
 
 MAX_LISTED: Final = 1_000
 
@@ -34,18 +34,20 @@ class ListFiles(Tool[ListFilesArgs]):
 
     async def run(self, args: ListFilesArgs, ctx: ToolContext) -> ToolResult:
         """Return at most ``MAX_LISTED`` paths."""
-        found, more = await ctx.thread(_collect, ctx, args, Glob(args.glob))
+        found, note = await ctx.thread(_collect, ctx, args, Glob(args.glob))
         if not found:
-            return ToolResult("no files", "no files")
-        tail = [f"[only the first {MAX_LISTED}: use path or glob]"] if more else []
-        return ToolResult("\n".join([*found, *tail]), f"{len(found)}{'+' if more else ''} files")
+            return ToolResult(note or "no files", "no files")
+        tail = [f"[{note}]"] if note else []
+        return ToolResult("\n".join([*found, *tail]), f"{len(found)}{'+' if note else ''} files")
 
 
-def _collect(ctx: ToolContext, args: ListFilesArgs, glob: Glob) -> tuple[list[str], bool]:
+def _collect(ctx: ToolContext, args: ListFilesArgs, glob: Glob) -> tuple[list[str], str]:
+    """Return the paths, and why there may be more of them ("": there are none)."""
     found: list[str] = []
-    for path, _ in walk(ctx.root, args.path, lambda: ctx.token.is_set):
+    walk = Walk(ctx.root, args.path, lambda: ctx.token.is_set)
+    for path, _ in walk:
         if glob.matches(path):
             if len(found) == MAX_LISTED:
-                return found, True
+                return found, f"only the first {MAX_LISTED}: use path or glob"
             found.append(show(path))
-    return found, False
+    return found, walk.cut

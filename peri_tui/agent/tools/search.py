@@ -19,7 +19,7 @@ from peri_tui.agent.rollback.beneath import Root, show
 from peri_tui.agent.tools import text_file
 from peri_tui.agent.tools.command import run_command
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult
-from peri_tui.agent.tools.walk import Glob, walk
+from peri_tui.agent.tools.walk import Glob, Walk
 from peri_tui.errors import ToolError
 
 MAX_HITS: Final = 200
@@ -72,8 +72,12 @@ class Search(Tool[SearchArgs]):
 def find_lines(
     root: Root, glob: Glob, matches: Callable[[str], bool], stopped: Callable[[], bool]
 ) -> Iterator[str]:
-    """Yield ``path:line: text`` of every matching line; binary and large files are left out."""
-    for path, entry in walk(root, "", stopped):
+    """Yield ``path:line: text`` of every matching line; binary and large files are left out.
+
+    A walk that ended early says so in a last line in brackets.
+    """
+    walk = Walk(root, "", stopped)
+    for path, entry in walk:
         if entry.size > MAX_FILE or not glob.matches(path):
             continue
         try:
@@ -83,6 +87,8 @@ def find_lines(
         for number, line in enumerate(text_file.unify(text).split("\n"), 1):
             if matches(line):
                 yield f"{show(path)}:{number}: {_printable(line)}"
+    if walk.cut:
+        yield f"[{walk.cut}]"
 
 
 def _text_hits(ctx: ToolContext, args: SearchArgs, glob: Glob) -> str:

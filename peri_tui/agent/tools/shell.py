@@ -61,13 +61,33 @@ class Shell(Tool[ShellArgs]):
         """Run it, and list what differs after it."""
         _check(args.command)
         seconds = min(args.timeout or DEFAULT_S, MAX_S)
-        await ctx.thread(ctx.files.window_open)
+        _tell(ctx, await ctx.thread(_begin_window, ctx))
         ended = await run_command(ctx, [_shell(), "-c", args.command], timeout=seconds, show_output=True)
-        changes = await ctx.thread(ctx.files.window_close)
-        for change in changes:
-            ctx.emit(FileChanged(task=ctx.task, path=change.path, kind=change.kind, by="shell"))
+        changes = await ctx.thread(_end_window, ctx, bool(ctx.processes.list_refs(ctx.task)))
+        _tell(ctx, changes)
         summary = ended.how + (f", {len(changes)} files changed" if changes else "")
         return ToolResult(_report(ended, seconds, changes), summary, ok=ended.code == 0)
+
+
+def _begin_window(ctx: ToolContext) -> list[WindowChange]:
+    """Open the window; what background processes did before it is returned."""
+    before = ctx.files.window_close()
+    ctx.files.window_open()
+    return before
+
+
+def _end_window(ctx: ToolContext, alive: bool) -> list[WindowChange]:
+    changes = ctx.files.window_close()
+    if alive:
+        # Processes of this command or of one before may be in the background. They may write as long as
+        # they live, so the looking goes on; the next command or the task's end closes it.
+        ctx.files.window_open()
+    return changes
+
+
+def _tell(ctx: ToolContext, changes: list[WindowChange]) -> None:
+    for change in changes:
+        ctx.emit(FileChanged(task=ctx.task, path=change.path, kind=change.kind, by="shell"))
 
 
 def _check(command: str) -> None:

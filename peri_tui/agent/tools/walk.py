@@ -6,8 +6,11 @@ holds the interpreter, and a stop must not wait for it.
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import pathspec
@@ -16,6 +19,8 @@ from peri_tui.agent.rollback.beneath import Entry, Root
 from peri_tui.errors import ToolError
 
 MAX_VISITED: Final = 200_000
+MAX_SECONDS: Final = 30.0
+_IGNORE: Final = ".gitignore"
 _MAX_IGNORE: Final = 64 * 1024
 _MAX_DEPTH: Final = 64
 _MAX_STARS: Final = 3
@@ -48,57 +53,76 @@ def is_harmless(pattern: str) -> bool:
     return len(pattern) <= 300 and stars <= _MAX_STARS and pattern.count("**") <= _MAX_STARS
 
 
-def walk(root: Root, start: str, stopped: Stopped) -> Iterator[tuple[str, Entry]]:
-    """Yield (path relative to the workspace, entry) of every regular file below ``start`` that git would not ignore.
+class Walk:
+    """One walk over the regular files that git would not ignore.
 
-    Ends early when ``stopped`` says so, and after ``MAX_VISITED`` entries. A folder that cannot be read is left out,
-    but for ``start`` itself.
+    Args:
+        root: the workspace.
+        start: where to begin, "" for the whole workspace.
+        stopped: asked before each entry; True ends the walk.
+        clock: monotonic seconds.
+
+    ``cut`` says why the walk ended early, or is "".
 
     Raises:
         ToolError: ``start`` is missing, outside or no folder.
     """
-    base = root.resolve(start or ".").decode("utf-8", "surrogateescape")
-    rules = _inherited(root, base)
-    visited = [0]
-    root.listdir(base or ".")
-    yield from _descend(root, base, rules, stopped, visited, 0)
 
+    def __init__(
+        self, root: Root, start: str, stopped: Stopped, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = root
+        self._stopped = stopped
+        self._clock = clock
+        self._end = clock() + MAX_SECONDS
+        self._visited = 0
+        self._base = os.fsdecode(root.resolve(start or "."))
+        self._entries = root.listdir(self._base or ".")
+        self.cut = ""
 
-def _descend(
-    root: Root, folder: str, rules: _Rules, stopped: Stopped, visited: list[int], depth: int
-) -> Iterator[tuple[str, Entry]]:
-    try:
-        entries = root.listdir(folder or ".")
-    except ToolError:
-        return
-    rules = [*rules, *_rules_of(root, folder)]
-    for entry in entries:
-        visited[0] += 1
-        if stopped() or visited[0] > MAX_VISITED:
-            return
-        path = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.name in _ALWAYS or _ignored(path, entry.kind == "dir", rules):
-            continue
-        if entry.kind == "file":
-            yield path, entry
-        elif entry.kind == "dir" and depth < _MAX_DEPTH:
-            yield from _descend(root, path, rules, stopped, visited, depth + 1)
+    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+        """Yield (path relative to the workspace, entry); a folder that cannot be read is left out."""
+        return self._descend(self._base, self._entries, self._inherited(), 0)
 
+    def _descend(
+        self, folder: str, entries: list[Entry], rules: _Rules, depth: int
+    ) -> Iterator[tuple[str, Entry]]:
+        if any(entry.name == _IGNORE and entry.kind == "file" for entry in entries):
+            rules = [*rules, *self._rules_of(folder)]
+        for entry in entries:
+            if self._must_end():
+                return
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.name in _ALWAYS or _ignored(path, entry.kind == "dir", rules):
+                continue
+            if entry.kind == "file":
+                yield path, entry
+            elif entry.kind == "dir" and depth < _MAX_DEPTH:
+                with suppress(ToolError):
+                    yield from self._descend(path, self._root.listdir(path), rules, depth + 1)
 
-def _inherited(root: Root, base: str) -> _Rules:
-    parts = base.split("/") if base else []
-    return [rule for n in range(len(parts)) for rule in _rules_of(root, "/".join(parts[:n]))]
+    def _must_end(self) -> bool:
+        self._visited += 1
+        if self._stopped():
+            self.cut = self.cut or "stopped"
+        elif self._visited > MAX_VISITED:
+            self.cut = self.cut or f"only the first {MAX_VISITED} entries were looked at"
+        elif self._visited % 64 == 0 and self._clock() > self._end:
+            self.cut = self.cut or f"ended after {MAX_SECONDS:g} s"
+        return bool(self.cut)
 
+    def _inherited(self) -> _Rules:
+        parts = self._base.split("/") if self._base else []
+        return [rule for n in range(len(parts)) for rule in self._rules_of("/".join(parts[:n]))]
 
-def _rules_of(root: Root, folder: str) -> _Rules:
-    name = f"{folder}/.gitignore" if folder else ".gitignore"
-    try:
-        text = root.read(name, _MAX_IGNORE).data.decode("utf-8", "surrogateescape")
-    except ToolError:
-        return []
-    return [
-        (f"{folder}/" if folder else "", _spec([line for line in text.splitlines() if is_harmless(line)]))
-    ]
+    def _rules_of(self, folder: str) -> _Rules:
+        prefix = f"{folder}/" if folder else ""
+        try:
+            data = self._root.read(f"{prefix}{_IGNORE}", _MAX_IGNORE).data
+        except ToolError:
+            return []
+        lines = data.decode("utf-8", "surrogateescape").splitlines()
+        return [(prefix, _spec([line for line in lines if is_harmless(line)]))]
 
 
 def _spec(lines: list[str]) -> pathspec.GitIgnoreSpec:

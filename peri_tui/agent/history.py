@@ -153,12 +153,13 @@ class History:
 
         Args:
             cause: why the task ended early; None where it completed (then no note is made).
-            files: one sentence on what became of the task's changes; the model would otherwise believe in
-                edits that a stop took back.
+            files: what became of the task's changes, such as "2 files restored"; the model would otherwise
+                believe in edits that a stop took back.
         """
         messages = repair([*self._messages, *self._finished(cause)])
         if cause is not None:
-            note = " ".join(filter(None, (_CUT.get(cause, f"This task was ended early ({cause})."), files)))
+            note = _CUT.get(cause, f"This task was ended early ({cause}).")
+            note += f" What became of its changes: {files}." if files else ""
             _join_user(messages, f"[{scrub(note)}]")
         return messages
 

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from peri_tui.agent.call_desk import CallDesk
+from peri_tui.agent.call_desk import CallDesk, show_name
 from peri_tui.agent.cancel import CancelToken
 from peri_tui.agent.history import MAX_CALLS, History
 from peri_tui.agent.instructions import Instruction
@@ -31,6 +31,12 @@ from peri_tui.errors import ModelError, PeriError, StateError
 MAX_OUTPUT_TOKENS: Final = 8192
 _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 _REFUSED: Final = frozenset({"content_filter", "refusal", "error"})
+_NOT_RUN: Final = {
+    **dict.fromkeys(
+        _CUT_SHORT, "Not run: your message was cut at its length limit. Send smaller calls, one at a time."
+    ),
+    **dict.fromkeys(_REFUSED, "Not run: your message was ended by the server."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +145,9 @@ class _Loop:
                 return limit
             self._step += 1
             finish, calls, dropped = await self._ask_model()
-            if not calls:
-                return self._ended(finish)
             await self._run_calls(calls, dropped, finish)
+            if not calls or finish in _REFUSED:
+                return self._ended(finish)
 
     async def heed(self) -> None:
         """Raise CancelledError if the task was stopped."""
@@ -151,7 +157,7 @@ class _Loop:
 
     def failed(self, reason: StopReason, error: PeriError) -> Outcome:
         """Return the outcome of an error."""
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = scrub(" ".join(str(error).split())) or type(error).__name__
         return Outcome(
             "failed", reason, text, self._ctx.history.text, error, self._calls.touched, self._calls.unapproved
         )
@@ -230,14 +236,12 @@ class _Loop:
         """Run the calls of one message in their order; each gets its result."""
         for number, (call_id, wanted) in enumerate(calls):
             await self.heed()
-            if finish in _CUT_SHORT:
-                # The last call may be a prefix that happens to parse; none of a cut message is run.
-                result = (
-                    "Not run: your message was cut at its length limit. Send smaller calls, one at a time."
-                )
+            if finish in _NOT_RUN:
+                # The last call may be a prefix that happens to parse; none of such a message is run.
+                result = _NOT_RUN[finish]
                 self._calls.refuse(call_id, wanted.name, result)
             else:
-                self._say(wanted.name, self._calls.detail(wanted.name, wanted.arguments))
+                self._say(show_name(wanted.name), self._calls.detail(wanted.name, wanted.arguments))
                 result = await self._calls.run(call_id, wanted.name, wanted.arguments)
             if dropped and number == len(calls) - 1:
                 result += f"\n[{dropped} more calls of this message were not run: at most {MAX_CALLS}]"
@@ -281,7 +285,7 @@ class _Loop:
         return Outcome(kind, reason, message, self._ctx.history.text, None, desk.touched, desk.unapproved)
 
     def _say(self, doing: str, detail: str = "") -> None:
-        self._ctx.emit(Progressed(task=self._task, step=self._step, doing=doing[:80], detail=detail))
+        self._ctx.emit(Progressed(task=self._task, step=self._step, doing=doing, detail=scrub(detail)))
 
 
 def system_prompt(ctx: TaskContext) -> str:

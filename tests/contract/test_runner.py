@@ -26,6 +26,7 @@ from peri_tui.core.messages import (
     ToolEnded,
     ToolStarted,
     UsageCounted,
+    encode,
 )
 from peri_tui.core.states import StopReason, TaskState
 from peri_tui.errors import ModelAuthFailed, ModelTruncated, StoreFull, WorkspaceBusy
@@ -189,6 +190,29 @@ async def test_calls_of_a_message_cut_at_its_length_are_not_run(make: Make, fold
     assert all("Not run" in told for told in body.tool_messages())
     assert not (folder / "b").exists()
     check_history(body)
+
+
+async def test_calls_of_a_refused_message_are_not_run(make: Make, folder: Path) -> None:
+    refused = [
+        *calls(READ, ("write_file", '{"path": "b", "content": "x"}'))[:-1],
+        call.Finished("content_filter"),
+    ]
+    body = make(refused, says("never"))
+    outcome = await body.run()
+    assert (outcome.kind, outcome.reason) == ("failed", StopReason.MODEL_ERROR)
+    assert len(body.model.requests) == 1
+    assert not (folder / "b").exists()
+    check_history(body, StopReason.MODEL_ERROR)
+
+
+async def test_everything_that_is_emitted_can_go_over_the_wire(make: Make) -> None:
+    odd = ("\ud800\x1b", '{"path": "\\ud800"}')
+    body = make(
+        [call.Retrying(1, 0.1, "odd \ud800"), *calls(odd, ("list_files", '{"glob": "\x1b"}'))], says("\udfff")
+    )
+    assert (await body.run()).kind == "completed"
+    for event in body.events:
+        encode(event)
 
 
 async def test_a_full_store_is_told_and_changes_nothing(make: Make, folder: Path) -> None:

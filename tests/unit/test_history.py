@@ -208,8 +208,8 @@ def test_results_are_bounded_head_and_tail() -> None:
 
 def test_what_became_of_the_files_is_said() -> None:
     history, _, _ = _started()
-    messages = history.close(StopReason.USER, files="All its changes to files were taken back.")
-    assert messages[-1]["content"].endswith("taken back.]")
+    messages = history.close(StopReason.USER, files="2 files restored")
+    assert messages[-1]["content"].endswith("What became of its changes: 2 files restored.]")
 
 
 @pytest.mark.parametrize("cause", list(StopReason))

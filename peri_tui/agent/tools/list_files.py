@@ -30,7 +30,9 @@ class ListFiles(Tool[ListFilesArgs]):
 
     def summary(self, args: ListFilesArgs) -> str:
         """Return folder and pattern."""
-        return " ".join(filter(None, (shown(args.path) if args.path else ".", args.glob[:100])))
+        return " ".join(
+            filter(None, (shown(args.path) if args.path else ".", show(args.glob)[:100] if args.glob else ""))
+        )
 
     async def run(self, args: ListFilesArgs, ctx: ToolContext) -> ToolResult:
         """Return at most ``MAX_LISTED`` paths."""

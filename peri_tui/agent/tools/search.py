@@ -50,7 +50,7 @@ class Search(Tool[SearchArgs]):
 
     def summary(self, args: SearchArgs) -> str:
         """Return pattern and glob."""
-        return " ".join(filter(None, (repr(args.pattern)[:100], args.glob[:100])))
+        return " ".join(filter(None, (repr(args.pattern)[:100], show(args.glob)[:100] if args.glob else "")))
 
     async def run(self, args: SearchArgs, ctx: ToolContext) -> ToolResult:
         """Return the hits, by path and line."""

@@ -153,16 +153,14 @@ async def test_a_large_request_goes_through(processes: Processes) -> None:
 
 
 async def test_a_command_gets_clean_signals_descriptors_and_input(processes: Processes) -> None:
-    script = (
-        "grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/$$/fd | tr '\\n' ' '; readlink /proc/$$/fd/0"
-    )
+    script = "grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/$$/fd; readlink /proc/$$/fd/0"
     command = await processes.spawn("T", ["sh", "-c", script], cwd="/", env=child_env(os.environ, "T"))
     await command.wait()
     await command.settle()
     text = command.output.text()
     masks = dict(line.split(":\t") for line in text.splitlines() if line.startswith("Sig"))
     assert masks == {"SigBlk": "0" * 16, "SigIgn": "0" * 16}
-    assert "0 1 2 /dev/null" in text
+    assert text.split()[-4:] == ["0", "1", "2", "/dev/null"]
 
 
 def test_a_command_never_gets_a_key() -> None:
@@ -259,6 +257,7 @@ NASTY = [
     "plain",
     "stopped",
     "new_session",
+    "threaded",
     "own_group",
     "lost_daemon",
     "exited_daemon",
@@ -285,6 +284,21 @@ async def test_nothing_is_left(processes: Processes, marker: str, mode: str, for
     warden = processes.warden_pid
     assert warden is not None
     await until(lambda: not zombies_of(warden))
+
+
+@pytest.mark.parametrize(
+    "mode", ["threaded", "lost_daemon", "respawner", "wide:50", "hops:200", "kills_supervisor"]
+)
+async def test_without_lists_of_children_nothing_is_left_either(
+    processes: Processes, marker: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peri_tui.agent.processes.link.WARDEN_OPTIONS", ("scan",))
+    command = await run(processes, mode, marker)
+    await is_ready(command)
+    if mode == "kills_supervisor":
+        await until(lambda: not command.live)
+    processes.force("T")
+    assert_proven(await processes.stop("T"), marker)
 
 
 @pytest.mark.parametrize("mode", ["hops:200", "burst:100"])
@@ -544,8 +558,9 @@ async def test_fifty_cycles_leave_no_descriptor_and_no_zombie(processes: Process
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_sample_sees_the_whole_tree(processes: Processes, marker: str) -> None:
-    command = await run(processes, "new_session", marker)
+@pytest.mark.parametrize("mode", ["new_session", "threaded", "lost_daemon"])
+async def test_a_sample_sees_the_whole_tree(processes: Processes, marker: str, mode: str) -> None:
+    command = await run(processes, mode, marker)
     await is_ready(command)
     stats = await processes.sample("T")
     assert stats.processes == 2

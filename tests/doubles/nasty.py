@@ -77,6 +77,29 @@ def new_session(_: int) -> None:
     sleep()
 
 
+def threaded(_: int) -> None:
+    # Children belong to the thread that made them: each thread has a list of its own.
+    import threading
+
+    def make() -> None:
+        if os.fork() == 0:
+            os.setsid()
+            ready()
+            sleep()
+        sleep()
+
+    threading.Thread(target=make).start()
+    sleep()
+
+
+def other_user(_: int) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        os.setuid(65534)
+        ready()
+    sleep()
+
+
 def own_group(_: int) -> None:
     if os.fork() == 0:
         os.setpgid(0, 0)

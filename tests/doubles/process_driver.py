@@ -1,5 +1,7 @@
 """A tiny agent: starts the given nasty commands, prints what it started as one JSON line, waits to be killed.
 
+A line on its input makes it close instead and print the evidence.
+
 ``python -m tests.doubles.process_driver MARKER MODE[:N] ...``
 """
 
@@ -9,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from peri_tui.agent.processes.spawn import Processes, child_env
@@ -32,7 +35,8 @@ async def drive(marker: str, modes: list[str]) -> None:
         await asyncio.sleep(0.01)
     told = {"warden": processes.warden_pid, "supervisors": [command.supervisor.pid for command in commands]}
     print(json.dumps(told), flush=True)
-    await asyncio.Event().wait()
+    await asyncio.to_thread(sys.stdin.readline)
+    print(json.dumps(asdict(await processes.close())), flush=True)
 
 
 if __name__ == "__main__":

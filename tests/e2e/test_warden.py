@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def marker() -> str:
 def driver(marker: str, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[bytes], dict]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.doubles.process_driver", marker, *request.param],
-        cwd=ROOT, stdout=subprocess.PIPE,
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with process:
         assert process.stdout is not None
@@ -91,6 +92,16 @@ def test_sigkill_of_agent_and_warden_ends_everything(
     wait_until(lambda: ours(told, marker) == [], what="nothing is left")
 
 
+@pytest.mark.parametrize("driver", [["new_session", "stops_supervisor"]], indirect=True)
+def test_sigkill_of_the_agent_ends_the_tree_of_a_frozen_supervisor(
+    driver: tuple[subprocess.Popen[bytes], dict], marker: str
+) -> None:
+    process, told = driver
+    wait_until(lambda: state_of(told["supervisors"][1]) == "T", what="the task froze its supervisor")
+    process.kill()
+    wait_until(lambda: ours(told, marker) == [], what="nothing is left")
+
+
 @pytest.mark.parametrize("driver", [MODES], indirect=True)
 def test_a_stopped_agent_that_is_killed_ends_everything(
     driver: tuple[subprocess.Popen[bytes], dict], marker: str
@@ -113,6 +124,34 @@ def test_polite_signals_do_not_end_the_guards(
     assert all(state_of(pid) not in ("", "Z") for pid in (told["warden"], *told["supervisors"]))
     assert len(ours(told, marker)) >= before - 1  # the respawner may be between two children
     assert process.poll() is None
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to lose the right to kill others"
+)
+def test_a_process_of_another_user_is_named_as_survivor(marker: str) -> None:
+    # Root without CAP_KILL may not end a process of another user: what an unprivileged agent meets with sudo.
+    with subprocess.Popen(
+        ["setpriv", "--bounding-set", "-kill", sys.executable, "-m", "tests.doubles.process_driver", marker, "other_user"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        process.stdin.write(b"close\n")
+        process.stdin.flush()
+        evidence = json.loads(process.stdout.readline())
+        left = [pid for pid in marked(marker) if "process_driver" not in words(pid)]
+        assert len(left) == 1
+        os.kill(left[0], signal.SIGKILL)
+    assert evidence["outcome"] == "survivors"
+    [survivor] = evidence["survivors"]
+    assert survivor["pid"] == left[0]
+    assert survivor["reason"] == "not permitted"
+    assert survivor["user"] == "nobody"
+    assert marker in survivor["command"]
+    assert [ref["pid"] for ref in evidence["ended"]] != left
+    wait_until(lambda: marked(marker) == [])
 
 
 async def run(registry: Processes, mode: str, marker: str, task: str = "T"):

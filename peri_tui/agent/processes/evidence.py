@@ -5,7 +5,6 @@ A process is named by pid *and* start time (clock ticks since boot), so a reused
 
 from __future__ import annotations
 
-import os
 import pwd
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -120,11 +119,17 @@ def is_alive(ref: ProcessRef) -> bool:
 
 def own_survivor(ref: ProcessRef, reason: str) -> Survivor:
     """Describe a process that ``is_alive`` found."""
+    return Survivor(ref.pid, ref.start_time, ref.command, _owner(ref.pid), reason)
+
+
+def _owner(pid: int) -> str:
     try:
-        uid = os.stat(f"/proc/{ref.pid}").st_uid
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().splitlines()
     except OSError:
-        uid = -1
-    return Survivor(ref.pid, ref.start_time, ref.command, user_name(uid), reason)
+        return ""
+    # Not the owner of the folder: that is root for a process that changed its user.
+    return next((user_name(int(line.split()[2])) for line in lines if line.startswith(b"Uid:")), "")
 
 
 def user_name(uid: int) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from peri_tui.errors import WardenLost
 
 WARDEN_FILE: Final = Path(__file__).with_name("warden.py")
+WARDEN_OPTIONS: tuple[str, ...] = ()  # "scan": do as on a kernel without lists of children.
 _MESSAGE_BYTES: Final = 256 * 1024
 _READY_S: Final = 10.0
 _SEND_S: Final = 5.0
@@ -182,7 +183,7 @@ class WardenLink:
 def _launch(fd: int) -> subprocess.Popen[bytes]:
     # Not the agent's own folder and environment: the warden must not keep a mount busy, nor hold a key.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd)],
+        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd), *WARDEN_OPTIONS],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ from peri_tui.agent.processes.evidence import (
 from peri_tui.agent.processes.ladder import Ladder, Rung
 from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
 from peri_tui.agent.processes.output import OnFresh, Output
-from peri_tui.errors import ProcessError, SpawnFailed
+from peri_tui.errors import ProcessError, SpawnFailed, WardenLost
 
 __all__ = [
     "Command",
@@ -99,7 +99,11 @@ class Processes:
             if self._link is None or not self._link.alive:
                 link = WardenLink(self._learn_sweep, self._learn_loss)
                 self._link = link
-                await link.ready()
+                try:
+                    await link.ready()
+                except WardenLost:
+                    await link.close(0)
+                    raise
 
     async def spawn(
         self,

@@ -38,6 +38,7 @@ LIST_MAX = 500  # A packet must fit into the socket buffer of 208 KiB.
 SURVIVORS_MAX = 100
 DEADLINE_S = 4.5
 SLOW_PASS_S = 0.1
+HURRY_S = 1.0
 _IGNORED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
     signal.SIGPIPE, signal.SIGALRM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
@@ -109,6 +110,14 @@ def read_stat(pid: int) -> Seen | None:
         pid, int(word[19]), head.partition(b"(")[2].decode("latin-1"), word[0].decode(), int(word[1]),
         int(word[2]), int(word[17]), sum(map(int, word[11:15])), int(word[21]),
     )  # fmt: skip
+
+
+def read_uid(pid: int) -> int:
+    """Return the effective user of a process, -1 when it is gone. (The owner of its folder may be root instead.)"""
+    for line in read_file(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[2])
+    return -1
 
 
 def scan_parents() -> dict[int, list[int]]:
@@ -206,12 +215,10 @@ class Tree:
             reason = "not permitted"
         elif one.state == "D":
             reason = "blocked in kernel"
-        words = read_file(f"/proc/{one.pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
-        try:
-            uid = os.stat(f"/proc/{one.pid}").st_uid
-        except OSError:
-            uid = -1
-        return [one.pid, one.start, words[:200].decode("latin-1") or one.name, uid, reason]
+        words = b""
+        if one.state != "D":  # Such a process may hold the lock that reading its command line waits for.
+            words = read_file(f"/proc/{one.pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
+        return [one.pid, one.start, words[:200].decode("latin-1") or one.name, read_uid(one.pid), reason]
 
 
 # --- what warden and supervisor share -------------------------------------------------------------------------------
@@ -553,18 +560,41 @@ class Warden:
         self.hunt: Hunt | None = None
         self._ended: dict[tuple[int, int], list[Any]] = {}
         self._quiet = 0
+        self._hurry_until = 0.0
 
     def serve(self) -> None:
         """Work until the agent is gone and every supervisor has ended its tree."""
         self.peer.tell("ready", pid=os.getpid())
         while not (self.peer.gone and not self.supervisors and not self.to_sweep):
-            wait_for(self.peer, [self.wake], self.hunt.pause if self.hunt else None)
+            if self.peer.gone:
+                self._hurry()
+            wait_for(self.peer, [self.wake], self._pause())
             self.peer.flush()
             while not self.peer.gone and (heard := self.peer.hear(5)) is not None:
                 self._obey(*heard)
             self._reap()
             if self.to_sweep:
                 self._sweep()
+
+    def _pause(self) -> float | None:
+        if self.hunt is not None:
+            return self.hunt.pause
+        return HURRY_S / 4 if self.peer.gone and time.monotonic() < self._hurry_until else None
+
+    def _hurry(self) -> None:
+        """The agent is gone: wake supervisors that a task has frozen, and replace those that stay so."""
+        now = time.monotonic()
+        if not self._hurry_until:
+            self._hurry_until = now + 2 * HURRY_S
+            self._signal_supervisors(signal.SIGCONT)
+        elif now > self._hurry_until - HURRY_S:
+            self._signal_supervisors(signal.SIGKILL, "Tt")
+
+    def _signal_supervisors(self, number: int, states: str = "") -> None:
+        for pid in self.supervisors:
+            one = read_stat(pid)
+            if one is not None and (not states or one.state in states):
+                os.kill(pid, number)
 
     def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
         try:

@@ -49,6 +49,7 @@ class _Channel:
     dropped: int = 0
     late: int = 0
     gap: bool = False
+    sealed: bool = False
     trouble: str = ""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     roomy: asyncio.Event = field(default_factory=asyncio.Event)
@@ -212,6 +213,8 @@ class EventLog:
             for place, event in enumerate(last, 1)
         ]
         self._show(channel, numbered)
+        # A batch that is with the store right now may still become durable; after the end nobody may see it.
+        channel.sealed = True
         self.close(task)
 
     async def replay(self, task: str, after: int = 0) -> list[TaskEvent]:
@@ -308,7 +311,7 @@ class EventLog:
     def _show(self, channel: _Channel | None, events: Sequence[TaskEvent]) -> None:
         if channel is not None:
             events = [event for event in events if event.seq > channel.shown]
-            if not events:
+            if not events or channel.sealed:
                 return
             if events[0].seq != channel.shown + 1:
                 self._fill(events[0].task)

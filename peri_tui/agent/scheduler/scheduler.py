@@ -350,8 +350,9 @@ class Scheduler:
             await asyncio.sleep(self._poll_s)
             try:
                 await self.check()
-            except StoreUnavailable as error:
-                self._log.event("store does not answer", layer=3, error=str(error))
+            except Exception as error:
+                # Whatever it was, the next look must come: this loop is what finds a stop whose nudge was lost.
+                self._log.event("store does not answer", layer=3, error=repr(error))
 
     async def check(self) -> None:
         """Re-read our tasks once: obey stops that came through the store, try again what it refused.
@@ -367,9 +368,19 @@ class Scheduler:
         for run in [run for run in self._table.all() if run.refused]:
             await self._try_again(run)
         for run, end in list(self._supervisor.unrecorded.values()):
+            await self._record_late(run, end)
+
+    async def _record_late(self, run: Run, end: TaskEnded) -> None:
+        try:
             await self._recorder.record_late(run, end)
-            del self._supervisor.unrecorded[run.task]
+        except StoreUnavailable:
+            raise
+        except StateError as error:
+            # Somebody else ended it meanwhile, or owns it now: theirs is the word that counts.
+            self._log.event("end superseded", task=run.task, layer=3, error=str(error))
+        else:
             self._log.event("end recorded late", task=run.task, layer=3)
+        self._supervisor.unrecorded.pop(run.task, None)
 
     async def _obey(self, row: TaskRow) -> None:
         run = self._table.get(row.task)
@@ -449,7 +460,8 @@ class Scheduler:
             self._log.event("task has another owner", task=task, layer=3)
 
     def _cause_of(self, row: TaskRow) -> CancelCause:
-        reason = StopReason(row.stop_reason or StopReason.OWNER_LOST)
+        known = row.stop_reason in list(StopReason)
+        reason = StopReason(row.stop_reason) if known else StopReason.OWNER_LOST
         return CancelCause(reason, "store", row.cancel_id, self._mono())
 
 

@@ -164,6 +164,12 @@ def rename(folder: int, name: bytes, to_folder: int, to_name: bytes) -> None:
     os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
 
 
+def link(folder: int, name: bytes, to_folder: int, to_name: bytes) -> None:
+    """Give a file a second name (``EXDEV`` across file systems)."""
+    _step("link", folder, name, to_folder, to_name)
+    os.link(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder, follow_symlinks=False)
+
+
 def move_new(folder: int, name: bytes, to_name: bytes) -> None:
     """Rename inside a folder; ``FileExistsError`` if the new name is taken: nothing is ever replaced."""
     _step("move_new", folder, name, to_name)

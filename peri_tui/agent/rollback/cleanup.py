@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peri_tui.core import faults
-
 GRACE: Final = 0.05
 """Seconds that a cancelled cleanup gets to end."""
 
@@ -50,8 +48,6 @@ class Cleanups:
     async def run(self) -> list[CleanupResult]:
         """Run all, newest first, and return how each ended; each runs once, however often this is called."""
         results = []
-        if faults.active("rollback.hang_cleanup"):
-            self._stack.append(_Cleanup("fault", _hang, 1.0))
         while self._stack:
             results.append(await self._run(self._stack.pop()))
         return results
@@ -92,16 +88,6 @@ class Cleanups:
         self.abandoned.discard(task)
         if not task.cancelled():
             task.exception()
-
-
-async def _hang() -> None:
-    """A cleanup that ends for nothing (only for the fault of that name)."""
-    while True:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            if not faults.active("rollback.hang_cleanup"):
-                raise
 
 
 def _words(error: BaseException) -> str:

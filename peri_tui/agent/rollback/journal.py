@@ -101,10 +101,14 @@ class Void(Record, tag="void"):
 
 
 class Seen(PathRecord, tag="seen"):
-    """A command changed ``path``, which the task had changed before, to ``state`` (its bytes are stored)."""
+    """A command changed ``path``, which the task had changed before, to ``state`` (its bytes are stored).
+
+    ``folder``: the folder's mtime after the command.
+    """
 
     seq: int
     state: State
+    folder: int = 0
 
 
 class WindowOpened(Record, tag="win_open"):

@@ -131,19 +131,23 @@ def folder_times(root: Root, records: Sequence[AnyRecord]) -> dict[bytes, int]:
     first: dict[bytes, int] = {}
     last: dict[bytes, int | None] = {}
     foreign: set[bytes] = set()
-    for intent in of_kind(records, Intent):
-        folder = intent.path.rpartition(b"/")[0]
-        if intent.in_place or (intent.seq in void and folder not in first):
+    for record in records:
+        if isinstance(record, Seen):
+            last[record.path.rpartition(b"/")[0]] = record.folder
+        if not isinstance(record, Intent) or record.in_place:
             continue
+        folder = record.path.rpartition(b"/")[0]
         known = last.get(folder)
-        if folder in first and known is not None and known != intent.folder:
+        if record.seq in void and folder not in first:
+            continue
+        if folder in first and known is not None and known != record.folder:
             foreign.add(folder)
-        first.setdefault(folder, intent.folder)
-        last[folder] = after.get(intent.seq)
+        first.setdefault(folder, record.folder)
+        last[folder] = after.get(record.seq)
     found = {folder: mtime for folder, mtime in first.items() if folder not in foreign}
     found = {folder: mtime for folder, mtime in found.items() if _unmoved(root, folder, last[folder])}
-    for record in of_kind(records, RollbackBegun):
-        found |= dict(record.folders)
+    for begun in of_kind(records, RollbackBegun):
+        found |= dict(begun.folders)
     return found
 
 

@@ -27,7 +27,7 @@ from peri_tui.agent.rollback.journal import (
     Story,
     of_kind,
 )
-from peri_tui.agent.rollback.node import State, hash_fd, make_state, same
+from peri_tui.agent.rollback.node import State, hash_fd, make_state, observe, same
 from peri_tui.agent.rollback.plan import (
     AS_BEFORE,
     OURS,
@@ -42,6 +42,8 @@ from peri_tui.agent.rollback.sweep import sweep
 from peri_tui.agent.rollback.vault import Vault
 from peri_tui.core import faults
 from peri_tui.errors import PeriError, RollbackError, StoreFull, ToolError
+
+__all__ = ["Progress", "RollbackEvidence", "check_story", "put_back", "silent"]
 
 Progress = Callable[[int, int], None]
 
@@ -155,7 +157,7 @@ class _Rollback:
         for finding in out:  # first, because they free space
             self._try(finding, lambda one: self._take_out(one))
             self._step()
-        back.sort(key=lambda one: one.item.base.size)
+        back.sort(key=lambda one: (not self._overwrites(one), one.item.base.size))
         for at in range(0, len(back), BATCH):
             self._batch(back[at : at + BATCH])
         for finding in sorted(folders, key=lambda one: -one.item.path.count(b"/")):
@@ -212,7 +214,7 @@ class _Rollback:
                     self._store_now(folder, name)
             elif item.base.kind == "link":
                 place.write_temp_link(folder, self._temp(item), item.base)
-            else:
+            elif not self._relink(item, folder):
                 want = _wanted(item, now)
                 place.write_temp(
                     folder,
@@ -250,20 +252,43 @@ class _Rollback:
                     self._discard(item, folder, temp, now)
             self._restored += item.base.size if placed.ok else 0
 
+    def _relink(self, item: Item, folder: int) -> bool:
+        """Bring back the very file that an edit displaced, when it has other names: they stay names of one file."""
+        kept = self._vault.find_kept(self._task, item.base.identity) if item.base.nlink > 1 else None
+        if kept is None:
+            return False
+        try:
+            calls.link(*kept, folder, self._temp(item))
+        except OSError:
+            return False
+        now = observe(*kept)
+        if same(now, item.base):
+            self._rewrite(item, *kept, now, data=None)
+        else:  # changed in place before it was displaced, so every name of it is healed here
+            self._store_now(*kept)
+            self._rewrite(item, *kept, now, data=self._vault.store.get(item.base.sha))
+        return True
+
     def _overwrite(self, finding: Finding, folder: int, name: bytes) -> None:
-        item = finding.item
-        data = self._vault.store.get(item.base.sha)
-        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        data = self._vault.store.get(finding.item.base.sha)
+        self._rewrite(finding.item, folder, name, finding.now, data=data)
+        self._restored += len(data)
+
+    def _rewrite(self, item: Item, folder: int, name: bytes, expected: State, *, data: bytes | None) -> None:
+        """Write a file's bytes (unless None) and time without making a new file."""
+        flags = os.O_RDONLY if data is None else os.O_RDWR
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             now = make_state(os.fstat(fd), sha=hash_fd(fd)[0])
-            if not same(now, finding.now) or now.identity != finding.now.identity:
+            if not same(now, expected) or now.identity != expected.identity:
                 return  # saved by somebody else since: the proof will find a conflict
-            place.overwrite(fd, data, os.fstat(fd).st_size)
-            calls.set_times(fd, item.base.mtime)
+            if data is not None:
+                place.overwrite(fd, data, os.fstat(fd).st_size)
+            if os.fstat(fd).st_mtime_ns != item.base.mtime:
+                calls.set_times(fd, item.base.mtime)
             calls.fsync(fd)
         finally:
             os.close(fd)
-        self._restored += len(data)
 
     def _finish_in_place(self, finding: Finding) -> None:
         """The bytes were back when a crash came; the time may not be."""
@@ -271,11 +296,7 @@ class _Rollback:
         if now.kind != "file" or now.mtime == item.base.mtime or now.identity != item.base.identity:
             return
         with self._root.parent(item.path) as (folder, name):
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                calls.set_times(fd, item.base.mtime)
-            finally:
-                os.close(fd)
+            self._rewrite(item, folder, name, now, data=None)
 
     def _take_out(self, finding: Finding) -> None:
         item = finding.item

@@ -293,7 +293,9 @@ class Transaction:
                     edits.store_before(self._vault.store, self.root, change.raw, edits.Before(state))
                     self._vault.store.sync()
                 self._seq += 1
-                journal.append(Seen(seq=self._seq, state=state).named(change.raw), sync=True)
+                with self.root.parent(change.raw) as (folder, _):
+                    mtime = os.fstat(folder).st_mtime_ns
+                journal.append(Seen(seq=self._seq, state=state, folder=mtime).named(change.raw), sync=True)
                 self._own[change.raw] = state
 
     # The end

@@ -243,6 +243,17 @@ class Vault:
         calls.unlink(folder, name)
         return "", sha, state
 
+    def find_kept(self, task: str, identity: tuple[int, int]) -> tuple[int, bytes] | None:
+        """Return (folder, name) of a displaced file in a task's trash by its device and inode."""
+        if not (self.folder / "trash" / task).is_dir():
+            return None
+        trash = self._open_trash(task)
+        for name in map(os.fsencode, os.listdir(trash)):
+            info = os.stat(name, dir_fd=trash, follow_symlinks=False)
+            if (info.st_dev, info.st_ino) == identity:
+                return trash, name
+        return None
+
     def _open_trash(self, task: str) -> int:
         if task not in self._trash:
             for folder in (self.folder / "trash", self.folder / "trash" / task):

@@ -131,7 +131,10 @@ class FakeAgent:
         if not parts.path.startswith("/v1/tasks"):
             return None
         if self.script.http_deaf:
-            await asyncio.sleep(3)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(3):
+                    await self._stop.wait()
+            return _json(b"{}", 503)
         steps = parts.path.strip("/").split("/")
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         if steps[-1] == "cancel":

@@ -400,6 +400,36 @@ async def test_a_tool_call_that_arrives_after_the_stop_is_dropped(make: Make, fo
     assert body.of(ToolStarted) == []
 
 
+@pytest.mark.parametrize("where", ["stream", "question", "between calls"])
+async def test_the_token_alone_is_enough(make: Make, folder: Path, where: str) -> None:
+    # Not bound to the body, so no cancel is delivered: the loop must look at the token by itself.
+    body: Body
+    write = ("write_file", '{"path": "b", "content": "x"}')
+
+    def allow() -> str:
+        body.stop()
+        return "allow"
+
+    events = calls(write)
+    if where == "stream":
+        body = make([lambda: body.stop(), *events], says("never"))
+    elif where == "question":
+        body = make(events, says("never"), approve="ask", answers=[allow])
+    else:
+        body = make(calls(READ, write), says("never"))
+        body.context.drain = stop_after(body, ToolEnded)
+    await stopped(body, asyncio.create_task(body.run()))
+    assert not (folder / "b").exists()
+
+
+def stop_after(body: Body, kind: type[Any]) -> Callable[[], Any]:
+    async def drain() -> None:
+        if body.of(kind):
+            body.stop()
+
+    return drain
+
+
 async def test_a_stop_in_the_question_runs_nothing(make: Make, folder: Path) -> None:
     body = make(calls(READ, EDIT), approve="ask", answers=["wait"])
     task = body.start()

@@ -35,7 +35,7 @@ from peri_tui.core.messages import (
 from peri_tui.core.sanitize import clean, one_line
 from peri_tui.core.states import EXIT_FAILED, EXIT_NOT_CLEAN, EXIT_STOPPED, EXIT_TERMINATED, TaskState
 from peri_tui.core.trace import Ev, Layer
-from peri_tui.errors import PeriError
+from peri_tui.errors import AgentUnreachable, PeriError
 from peri_tui.log import Log
 
 OutputFormat = Literal["text", "json", "stream-json"]
@@ -242,7 +242,7 @@ class _Run:
         if news.state in ("lost", "restarting", "restarted", "escalated", "killing", "unanswered"):
             self._tell(f"agent {news.state}: {news.detail}")
         if news.state == "failed" and not self._end.done():
-            self._end.set_exception(PeriError(news.detail))
+            self._end.set_exception(AgentUnreachable(news.detail))
 
     def _show(self, delta: Delta) -> None:
         # The answer is the last piece of text; what was said before it on the way was progress.

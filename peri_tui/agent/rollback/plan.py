@@ -67,20 +67,32 @@ def reduce(records: Sequence[AnyRecord]) -> list[Item]:
     void = {record.seq for record in of_kind(records, Void)}
     done = {record.seq for record in of_kind(records, Done)}
     items: dict[bytes, Item] = {}
+    names: dict[tuple[int, int], list[Item]] = {}
     for record in records:
         if isinstance(record, Seen) and record.path in items:
             item = items[record.path]
             item.newest, item.former, item.settled = record.state, None, True
         elif isinstance(record, Intent) and record.seq not in void:
-            items[record.path] = _add(items.get(record.path), record, record.seq in done)
+            others = names.get(record.pre.identity, []) if record.pre.kind == "file" else []
+            items[record.path] = _add(items.get(record.path), others, record, record.seq in done)
+            if record.in_place:
+                names.setdefault(record.pre.identity, []).append(items[record.path])
     return [items[path] for path in sorted(items)]
 
 
-def _add(item: Item | None, intent: Intent, done: bool) -> Item:
+def _add(item: Item | None, others: list[Item], intent: Intent, done: bool) -> Item:
+    """Return the item of a path with one more intent; ``others`` were written in place through the same inode."""
+    others = [other for other in others if other is not item and same(other.newest, intent.pre)]
+    if intent.in_place:
+        for other in others:
+            other.former, other.newest = None if done else other.newest, intent.post
     if item is None or not _follows(item, intent):
-        # First touch, or somebody else gave it other bytes since: those are what a rollback must return to.
+        # First touch, or somebody else gave it other bytes since: those are what a rollback must return to. Unless
+        # the task wrote them itself, through another name of the same file.
+        base = others[0].base if others else intent.pre
         seqs = [*(item.seqs if item else []), intent.seq]
-        return Item(intent.path, intent.pre, intent.post, seqs, None, intent.in_place, done)
+        former = intent.pre if others and not done else None
+        return Item(intent.path, base, intent.post, seqs, former, intent.in_place, done)
     item.former = None if done else item.newest
     item.newest, item.settled = intent.post, done
     item.in_place = item.in_place or intent.in_place
@@ -100,12 +112,19 @@ def classify(root: Root, store: SegmentStore, item: Item) -> Finding:
     except OSError as error:
         return Finding(item, NONE, BLOCKED, str(error.strerror).lower())
     if same(now, item.base):
-        return Finding(item, now, AS_BEFORE)
+        return Finding(item, now, OURS if _rewritten(item, now) else AS_BEFORE)
     if any(same(now, state) for state in item.ours):
         return Finding(item, now, OURS)
     if item.in_place and _half_written(root, store, item, now):
         return Finding(item, now, OURS, "half written")
     return Finding(item, now, THEIRS, "deleted since" if now.kind == "none" else "changed since")
+
+
+def _rewritten(item: Item, now: State) -> bool:
+    """Tell whether the task itself gave a file its old bytes again, but not its old time or mode."""
+    if now.kind != "file" or not same(item.newest, item.base):
+        return False
+    return now.mtime != item.base.mtime or (now.mode != item.base.mode and now.mode == item.newest.mode)
 
 
 def _half_written(root: Root, store: SegmentStore, item: Item, now: State) -> bool:

@@ -6,6 +6,7 @@ Real processes; leftovers are looked for in ``/proc`` by a marker, never in what
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -135,6 +136,35 @@ async def test_a_failed_start_says_what_and_why(
     assert caught.value.evidence["stage"] == stage
     assert caught.value.evidence["errno"]
     assert (await processes.stop("T")).outcome == "empty"
+
+
+@pytest.mark.parametrize("where", ["request_file", "Output"])
+async def test_running_out_of_descriptors_is_named_and_leaks_none(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def run_out(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    await processes.start()
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(f"peri_tui.agent.processes.spawn.{where}", run_out)
+    with pytest.raises(SpawnFailed, match="true: Too many open files"):
+        await processes.spawn("T", ["true"], cwd="/", env={})
+    assert os.listdir("/proc/self/fd") == before
+    monkeypatch.undo()
+    await processes.spawn("T", ["true"], cwd="/", env={})
+
+
+async def test_a_fifo_without_a_writer_does_not_hold_the_stop(processes: Processes, tmp_path: Path) -> None:
+    # openai/codex#4337: only the shell was killed, the reader of a fifo stayed.
+    command = await processes.spawn(
+        "T", ["sh", "-c", "mkfifo f; (cat f; cat f) & echo ready; cat f"], cwd=str(tmp_path),
+        env=child_env(os.environ, "T"),
+    )  # fmt: skip
+    await is_ready(command)
+    evidence = await command.stop()
+    assert evidence.outcome == "empty"
+    assert marked(str(tmp_path)) == []
 
 
 async def test_arguments_and_folder_may_be_any_bytes(processes: Processes, tmp_path: Path) -> None:

@@ -89,8 +89,12 @@ class WardenLink:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._sock, theirs = packet_pair()
-        with theirs:
-            self._process = _launch(theirs.fileno())
+        try:
+            with theirs:
+                self._process = _launch(theirs.fileno())
+        except OSError:
+            self._sock.close()
+            raise
         self._pidfd = os.pidfd_open(self._process.pid)
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()

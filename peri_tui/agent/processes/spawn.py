@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from peri_tui.agent.processes.child_env import child_env
@@ -97,13 +97,19 @@ class Processes:
             if self._closed:
                 raise ProcessError("the agent is ending, nothing is started any more")
             if self._link is None or not self._link.alive:
-                link = WardenLink(self._learn_sweep, self._learn_loss)
-                self._link = link
-                try:
-                    await link.ready()
-                except WardenLost:
-                    await link.close(0)
-                    raise
+                await self._launch()
+
+    async def _launch(self) -> None:
+        try:
+            link = WardenLink(self._learn_sweep, self._learn_loss)
+        except OSError as error:
+            raise WardenLost(f"the warden cannot be started: {error.strerror}", errno=error.errno) from None
+        self._link = link
+        try:
+            await link.ready()
+        except WardenLost:
+            await link.close(0)
+            raise
 
     async def spawn(
         self,
@@ -137,17 +143,12 @@ class Processes:
                 f"task {task} was stopped, nothing more is started for it", errno=0, stage="stopped"
             )
         assert self._link is not None
-        output = Output(on_output)
-        try:
-            command = await self._request(task, argv, cwd, env, stdin, output, ladder or self._ladder)
-        except BaseException:
-            output.cut()
-            raise
+        command = await self._request(task, argv, cwd, env, stdin, on_output, ladder or self._ladder)
         try:
             await command.started()
         except BaseException as error:
             # Nobody will hold this command, so nobody could stop it.
-            output.cut()
+            command.output.cut()
             if not isinstance(error, SpawnFailed):
                 command.force()
             raise
@@ -225,29 +226,31 @@ class Processes:
         cwd: str,
         env: Mapping[str, str],
         stdin: int | None,
-        output: Output,
+        on_output: OnFresh | None,
         ladder: Ladder,
     ) -> Command:
         link = self._link
         assert link is not None
         number = next(self._numbers)
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, _naming_what_ran_out(argv):
             source = stdin if stdin is not None else _opened(stack, os.open(os.devnull, os.O_RDONLY))
             request = _opened(stack, _checked_request(argv, cwd, env))
             ours, theirs = packet_pair()
+            undo = stack.enter_context(contextlib.ExitStack())
+            undo.callback(ours.close)
             stack.enter_context(theirs)
+            output = Output(on_output)
+            undo.callback(output.cut)
             command = Command(
                 task, number, argv, cwd, ours, output, ladder=ladder, on_rung=self._on_rung,
                 on_ended=self._drop, guarded=lambda: link.alive,
             )  # fmt: skip
+            undo.callback(command.abandon, never_asked=True)
             # Known before it is asked for: a stop in between finds it, and its order waits in the socket.
             self._by_number[number] = command
-            try:
-                written = output.writing_fd
-                await link.request(number, [theirs.fileno(), request, source, written, written])
-            except BaseException:
-                command.abandon(never_asked=True)
-                raise
+            written = output.writing_fd
+            await link.request(number, [theirs.fileno(), request, source, written, written])
+            undo.pop_all()
         output.hand_over()
         return command
 
@@ -286,6 +289,15 @@ class Processes:
                 self._owed.append(command)
         if self._on_warden_lost is not None:
             self._on_warden_lost()
+
+
+@contextlib.contextmanager
+def _naming_what_ran_out(argv: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{' '.join(argv)[:200]}: {error.strerror} (descriptors)"
+        raise SpawnFailed(what, errno=error.errno, stage="descriptors") from None
 
 
 def _opened(stack: contextlib.ExitStack, fd: int) -> int:

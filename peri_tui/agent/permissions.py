@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from peri_tui.agent.questions import Reply
-from peri_tui.core.messages import Asked, Resolved, TaskEvent
+from peri_tui.core.messages import Asked, Resolved, TaskEvent, scrub
 from peri_tui.core.states import TaskState
 
 ANSWER_WITHIN_S: Final = 120.0
@@ -215,10 +215,10 @@ class Permissions:
             kind="tool",
             tool=tool,
             title=preview.title,
-            detail=preview.detail,
-            diff=preview.diff,
-            where=preview.where,
-            note="; ".join(filter(None, (why, preview.note))),
+            detail=scrub(preview.detail),
+            diff=scrub(preview.diff),
+            where=scrub(preview.where),
+            note=scrub("; ".join(filter(None, (why, preview.note)))),
         )
         await self._set_state(TaskState.WAITING)
         reply = await self._wait(asked)

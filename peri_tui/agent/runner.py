@@ -29,6 +29,8 @@ from peri_tui.core.states import StopReason
 from peri_tui.errors import ModelError, PeriError, StateError
 
 MAX_OUTPUT_TOKENS: Final = 8192
+# One event must fit into a frame, whatever a server sends at once.
+MAX_DELTA: Final = 32 * 1024
 _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 _REFUSED: Final = frozenset({"content_filter", "refusal", "error"})
 _NOT_RUN: Final = {
@@ -201,11 +203,15 @@ class _Loop:
         if is_text:
             self._ctx.history.add_text(text)
         channel = "text" if is_text else "thinking"
+        for start in range(0, len(text), MAX_DELTA):
+            self._emit_piece(channel, text[start : start + MAX_DELTA])
+        await self._ctx.drain()
+
+    def _emit_piece(self, channel: str, text: str) -> None:
         off = self._parts.get(channel, 0)
         self._parts[channel] = off + len(text)
         part = f"{channel}-{self._step}"
         self._ctx.emit(Delta(task=self._task, ch=channel, part=part, text=text, off=off))
-        await self._ctx.drain()
 
     def _retry(self, event: call.Retrying) -> None:
         # Nothing was shown or called before a retry, so nothing is taken back.

@@ -17,6 +17,7 @@ from peri_tui.agent.models import call
 from peri_tui.agent.questions import Reply
 from peri_tui.agent.runner import Outcome
 from peri_tui.core.messages import (
+    MAX_STREAM,
     Asked,
     Budget,
     Delta,
@@ -211,6 +212,33 @@ async def test_everything_that_is_emitted_can_go_over_the_wire(make: Make) -> No
         [call.Retrying(1, 0.1, "odd \ud800"), *calls(odd, ("list_files", '{"glob": "\x1b"}'))], says("\udfff")
     )
     assert (await body.run()).kind == "completed"
+    for event in body.events:
+        encode(event)
+
+
+async def test_no_event_outgrows_a_frame(make: Make, folder: Path) -> None:
+    big = json.dumps({"path": "big.txt", "content": "\x1b line\n" * 250_000})
+    body = make(
+        [call.TextDelta("\x1b" * 3_000_000), *calls(("write_file", big))],
+        says("ok"),
+        approve="ask",
+        answers=["allow"],
+    )
+    assert (await body.run()).kind == "completed"
+    assert (folder / "big.txt").stat().st_size == 1_750_000
+    assert max(len(encode(event)) for event in body.events) < MAX_STREAM
+    assert "characters left out" in body.of(Asked)[0].diff
+
+
+async def test_a_name_that_is_no_text_is_shown_and_edited(make: Make, folder: Path) -> None:
+    (folder / "b\udcff.py").write_text("one\n")
+    (folder / "link.py").symlink_to("b\udcff.py")
+    edit = ("edit_file", '{"path": "link.py", "old": "one", "new": "1"}')
+    body = make(
+        calls(("read_file", '{"path": "link.py"}'), edit), says("ok"), approve="ask", answers=["allow"]
+    )
+    assert (await body.run()).kind == "completed"
+    assert (folder / "b\udcff.py").read_text() == "1\n"
     for event in body.events:
         encode(event)
 

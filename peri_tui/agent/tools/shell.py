@@ -13,7 +13,7 @@ from peri_tui.agent.permissions import Preview
 from peri_tui.agent.rollback.window import WindowChange
 from peri_tui.agent.tools.command import Ended, run_command
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult, shown
-from peri_tui.core.messages import FileChanged
+from peri_tui.core.messages import FileChanged, scrub
 from peri_tui.errors import ToolError
 
 DEFAULT_S: Final = 120.0
@@ -87,7 +87,7 @@ def _end_window(ctx: ToolContext, alive: bool) -> list[WindowChange]:
 
 def _tell(ctx: ToolContext, changes: list[WindowChange]) -> None:
     for change in changes:
-        ctx.emit(FileChanged(task=ctx.task, path=change.path, kind=change.kind, by="shell"))
+        ctx.emit(FileChanged(task=ctx.task, path=scrub(change.path), kind=change.kind, by="shell"))
 
 
 def _check(command: str) -> None:

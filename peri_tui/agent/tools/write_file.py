@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from peri_tui.agent.permissions import Preview
+from peri_tui.agent.rollback.beneath import show
 from peri_tui.agent.tools import text_file
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult, shown
 from peri_tui.agent.tools.read_file import read_text
@@ -43,7 +44,7 @@ class WriteFile(Tool[WriteFileArgs]):
         planned = await ctx.thread(_plan, args, ctx)
         return Preview(
             title="Change a file?" if planned.before_sha else "Make a file?",
-            detail=shown(planned.path),
+            detail=show(planned.path),
             diff=planned.change.diff,
             where=str(ctx.workspace),
             targets={planned.path: planned.before_sha},

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
+from peri_tui.agent.history import bound
 from peri_tui.agent.rollback.diff import Change, describe
 from peri_tui.agent.tools import text_file
 from peri_tui.agent.tools.contract import ToolContext, ToolResult, shown
-from peri_tui.core.messages import FileChanged
+from peri_tui.core.messages import FileChanged, scrub
 from peri_tui.errors import ToolError
+
+# A frame of the stream holds 4 MiB, and JSON may need six characters for one.
+MAX_DIFF: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ def plan(ctx: ToolContext, path: str, before_sha: str, before: str, data: bytes)
     kind = "modified" if before_sha else "added"
     old = text_file.unify(before).encode() if before_sha else None
     change = describe(path, kind, old, text_file.unify(after).encode())
+    change = replace(change, diff=bound(change.diff, MAX_DIFF))
     return Plan(path, before_sha, data, change, _other_names(ctx, path) if before_sha else "")
 
 
@@ -55,7 +61,9 @@ async def apply(ctx: ToolContext, planned: Plan) -> ToolResult:
     done = await ctx.thread(partial(ctx.files.edit, path, planned.data, expected_sha=expected))
     ctx.seen[path] = hashlib.sha256(planned.data).hexdigest()
     added, removed = change.added_lines, change.removed_lines
-    ctx.emit(FileChanged(task=ctx.task, path=path, kind=done.kind, by="edit", added=added, removed=removed))
+    ctx.emit(
+        FileChanged(task=ctx.task, path=scrub(path), kind=done.kind, by="edit", added=added, removed=removed)
+    )
     counts = " ".join(filter(None, (f"−{removed}" if removed else "", f"+{added}" if added else "")))
     verb = "made" if done.kind == "added" else "changed"
     return ToolResult(f"{shown(path)}: {verb} ({counts or 'line ends only'})", counts, change.diff)

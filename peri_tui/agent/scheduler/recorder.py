@@ -88,23 +88,26 @@ class Recorder:
         Raises:
             StaleEpoch: another agent owns the task. StoreUnavailable: it is not known to be recorded.
         """
-        await bounded(self._events.flush(run.task))
-        # A token that is set is a stop on its way to the store; the completion may not overtake it there.
-        if run.token.is_set:
-            return False
         try:
-            await self._finish(run, end)
+            return await self._patiently(lambda: self._complete_once(run, end))
         except IllegalTransition:
             if run.row.state in (TaskState.CANCELLING, TaskState.CANCELLED):
                 return False
             raise
+
+    async def _complete_once(self, run: Run, end: TaskEnded) -> bool:
+        await bounded(self._events.flush(run.task))
+        # A token that is set is a stop on its way to the store; the completion may not overtake it there.
+        if run.token.is_set:
+            return False
+        await self._finish(run, end)
         return True
 
     async def end(self, run: Run, end: TaskEnded) -> tuple[TaskEnded, Exception | None]:
         """Record and publish an end. Returns it as published, and the error when it could not be recorded."""
         end = _signed(end, run)
         try:
-            await self._finish_patiently(run, end)
+            await self._patiently(lambda: self._end_once(run, end))
         except (StoreUnavailable, StaleEpoch, IllegalTransition, UnknownTask) as error:
             if run.row.has_ended and run.row.epoch == run.epoch:
                 self._events.refresh(run.task)
@@ -114,15 +117,17 @@ class Recorder:
             return marked, error
         return end, None
 
-    async def _finish_patiently(self, run: Run, end: TaskEnded) -> None:
+    async def _end_once(self, run: Run, end: TaskEnded) -> None:
+        await bounded(self._events.flush(run.task))
+        await self._finish(run, end)
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         for pause in (self._patience_s / 4, self._patience_s / 4, self._patience_s / 2):
             try:
-                await bounded(self._events.flush(run.task))
-                await self._finish(run, end)
-                return
+                return await work()
             except StoreUnavailable:
                 await asyncio.sleep(pause)
-        await self._finish(run, end)
+        return await work()
 
     async def record_late(self, run: Run, end: TaskEnded) -> None:
         """Record an end that was published without being durable.

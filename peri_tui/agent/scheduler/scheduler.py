@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from peri_tui.agent.cancel import CancelCause
 from peri_tui.agent.scheduler.events import EventLog
+from peri_tui.agent.scheduler.keeper import Keeper
 from peri_tui.agent.scheduler.ownership import Liveness
 from peri_tui.agent.scheduler.recorder import Recorder, bounded
 from peri_tui.agent.scheduler.run import Executor, Route, Run
@@ -98,7 +99,6 @@ class Scheduler:
         self._log = log
         self._liveness = liveness
         self._route = route
-        self._poll_s = poll_s
         self._mono = mono
         self._make_id = make_id
         self._recorder = Recorder(store, self.events, wall=wall, patience_s=patience_s)
@@ -107,14 +107,26 @@ class Scheduler:
         )
         self._spawn = self._supervisor.spawn
         self._table = RunTable(concurrency, self._start_run)
-        self._poller: asyncio.Task[None] | None = None
+        self._keeper = Keeper(
+            store, log, self, instance=instance, events=self.events, recorder=self._recorder,
+            supervisor=self._supervisor, table=self._table, liveness=liveness, mono=mono,
+        )  # fmt: skip
+        self._poll_s = poll_s
         self._closing = False
 
     # --- the agent's life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to re-read our tasks."""
-        self._poller = asyncio.create_task(self._poll(), name="scheduler poll")
+        self._keeper.start(self._poll_s)
+
+    async def check(self) -> None:
+        """Re-read our tasks once; see ``Keeper.check``."""
+        await self._keeper.check()
+
+    async def recover_dead(self) -> list[TaskRow]:
+        """Take over the tasks of every agent that is proven dead; see ``Keeper.recover_dead``."""
+        return await self._keeper.recover_dead()
 
     async def close(self, timeout: float = 20.0) -> bool:
         """Take no more tasks, wait for the ends of those that run, and stop. False: some had not ended in time.
@@ -123,14 +135,12 @@ class Scheduler:
         """
         self._closing = True
         ended = await self.idle(timeout)
-        if self._poller is not None:
-            self._poller.cancel()
-            await asyncio.gather(self._poller, return_exceptions=True)
+        await self._keeper.stop()
         await self.events.stop()
         return ended
 
     async def idle(self, timeout: float) -> bool:
-        """Wait until this agent has no task, queued ones included. False: not in time."""
+        """Wait until this agent has no task but held ones, queued ones included. False: not in time."""
         try:
             async with asyncio.timeout(timeout):
                 await self._table.empty.wait()
@@ -139,8 +149,8 @@ class Scheduler:
         return True
 
     def running(self) -> list[TaskRow]:
-        """Return the tasks that this agent has: running, waiting, stopping, queued."""
-        return [run.row for run in self._table.all()]
+        """Return the tasks that this agent has: running, waiting, stopping, queued; not those that are held."""
+        return [run.row for run in self._table.all() if not self._table.is_held(run)]
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -161,18 +171,15 @@ class Scheduler:
         self._table.release(row.task)
         if self._table.get(row.task) is None and row.owner == self.instance:
             if row.state is TaskState.QUEUED:
-                self._enqueue(row, shown=0)
+                self.events.open(row, shown=0)
+                self.events.refresh(row.task)
+                self._table.enqueue(Run(row, self))
             elif row.last_seq == 1 and row.state is TaskState.CANCELLED:
                 self._log.event("task cancelled before it came", task=row.task, layer=3)
                 self.events.open(row, shown=0)
                 self.events.refresh(row.task)
         self._table.pump()
         return row
-
-    def _enqueue(self, row: TaskRow, *, shown: int, held: bool = False) -> None:
-        self.events.open(row, shown=shown)
-        self.events.refresh(row.task)
-        self._table.enqueue(Run(row, self), held=held)
 
     def _start_run(self, run: Run) -> None:
         self._spawn(self._supervisor.supervise(run, self._table), run.task)
@@ -198,6 +205,9 @@ class Scheduler:
     async def stop(self, run: Run, reason: StopReason, source: str) -> None:
         """Stop a run from inside; see ``Run.stop``."""
         await self.cancel(run.task, reason=reason, source=source)
+
+    def _fenced(self, task: str) -> None:
+        self._keeper.fenced(task)
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 
@@ -232,7 +242,7 @@ class Scheduler:
         received = self._mono()
         cause = CancelCause(reason, source, cancel_id or self._make_id(), mono or received)
         run = self._table.get(task)
-        first = self._set_token(run, cause, mode) if run is not None else False
+        first = self._keeper.set_token(run, cause, mode) if run is not None else False
         told = self._mono()
         ask = _Ask(task, mode, run.token.cause or cause if run is not None else cause, first)
         self.events.trace(
@@ -253,15 +263,6 @@ class Scheduler:
         replies = await asyncio.gather(*stops, return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
-    def _set_token(self, run: Run, cause: CancelCause, mode: str) -> bool:
-        first = run.token.set(cause)
-        if mode == "force":
-            run.token.force()
-        if first:
-            self.events.cut(run.task)
-            self._table.withdraw(run)
-        return first
-
     async def _cancel(self, ask: _Ask, run: Run | None) -> CancelAccepted | CancelNoop:
         try:
             result = await self._recorder.cancel(
@@ -280,7 +281,7 @@ class Scheduler:
                 self._table.drop(run)
                 self.events.refresh(ask.task)
             return CancelNoop(re="", task=ask.task, state=row.state, stop_reason=row.stop_reason)
-        self._note_stop(ask, run, result)
+        self._keeper.note_stop(run, row, result)
         try:
             routed = await self._reach(ask, run, row)
         except StateError as error:
@@ -288,18 +289,6 @@ class Scheduler:
             self._log.event("owner not reached", task=ask.task, layer=3, error=str(error))
             routed = row.owner
         return _accepted(ask, row, result, routed)
-
-    def _note_stop(self, ask: _Ask, run: Run | None, result: CancelResult) -> None:
-        row = result.row
-        assert row is not None
-        if result.first or (run is not None and run.refused):
-            self.events.trace(
-                ask.task, Ev.CAS, row.cancel_id, ok=True, ver=row.version, durable=True, to=row.state,
-                prev=result.prev,
-            )  # fmt: skip
-            self._log.event("state set", task=ask.task, layer=3, state=row.state, version=row.version)
-        if run is not None:
-            run.refused = False
 
     def _stopped_undurably(
         self, ask: _Ask, run: Run | None, error: StoreUnavailable
@@ -327,7 +316,7 @@ class Scheduler:
         if run is not None or row.state is not TaskState.CANCELLING:
             return "" if row.owner == self.instance else await self._nudge(ask, row)
         if row.owner == self.instance:
-            self._recover(row)
+            self._keeper.recover(row)
             return ""
         return await self._nudge(ask, row)
 
@@ -336,133 +325,12 @@ class Scheduler:
         owner = known.get(row.owner)
         # An agent leaves the list only by its own hand, or by that of one who proved it dead.
         if owner is None or (self._liveness is not None and self._liveness.is_dead(owner)):
-            await self._take_over(row.owner)
+            await self._keeper.take_over(row.owner)
             return ""
         self.events.trace(ask.task, Ev.ROUTED, row.cancel_id, owner=row.owner)
         if self._route is not None:
             self._spawn(bounded(self._route(owner, ask.task), NUDGE_S), f"nudge {row.owner}")
         return row.owner
-
-    # --- what others did --------------------------------------------------------------------------------------------
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            try:
-                await self.check()
-            except Exception as error:
-                # Whatever it was, the next look must come: this loop is what finds a stop whose nudge was lost.
-                self._log.event("store does not answer", layer=3, error=repr(error))
-
-    async def check(self) -> None:
-        """Re-read our tasks once: obey stops that came through the store, try again what it refused.
-
-        Raises:
-            StoreUnavailable: it still does not answer.
-        """
-        self._table.pump()
-        for row in await bounded(self._store.cancelling_of(self.instance)):
-            await self._obey(row)
-        for run in self._table.queued():
-            await self._look_after(run)
-        for run in [run for run in self._table.all() if run.refused]:
-            await self._try_again(run)
-        for run, end in list(self._supervisor.unrecorded.values()):
-            await self._record_late(run, end)
-
-    async def _record_late(self, run: Run, end: TaskEnded) -> None:
-        try:
-            await self._recorder.record_late(run, end)
-        except StoreUnavailable:
-            raise
-        except StateError as error:
-            # Somebody else ended it meanwhile, or owns it now: theirs is the word that counts.
-            self._log.event("end superseded", task=run.task, layer=3, error=str(error))
-        else:
-            self._log.event("end recorded late", task=run.task, layer=3)
-        self._supervisor.unrecorded.pop(run.task, None)
-
-    async def _obey(self, row: TaskRow) -> None:
-        run = self._table.get(row.task)
-        if run is None:
-            # The row may be older than an end that was recorded since.
-            now = await bounded(self._store.get(row.task))
-            if now is not None and now.state is TaskState.CANCELLING and self._table.get(row.task) is None:
-                self._recover(now)
-            return
-        run.learn(row)
-        if self._set_token(run, self._cause_of(row), row.mode):
-            self.events.trace(row.task, Ev.TOKEN_SET, row.cancel_id, source="store")
-            self.events.refresh(row.task)
-
-    async def _look_after(self, run: Run) -> None:
-        """Let go of a queued task that another agent has cancelled."""
-        row = await bounded(self._store.get(run.task))
-        if row is not None and row.state.is_final and run in self._table.queued():
-            run.learn(row)
-            self.events.refresh(run.task)
-            self._table.drop(run)
-
-    async def _try_again(self, run: Run) -> None:
-        cause = run.token.cause
-        assert cause is not None
-        mode = "force" if run.token.forced else "graceful"
-        result = await self._recorder.cancel(
-            run.task, reason=cause.reason, cancel_id=cause.cancel_id, mode=mode
-        )
-        if result.row is not None:
-            run.learn(result.row)
-            self._note_stop(_Ask(run.task, mode, cause, False), run, result)
-
-    async def recover_dead(self) -> list[TaskRow]:
-        """Take over the tasks of every agent that is proven dead, in all workspaces, and roll them back.
-
-        Returns the rows taken: cancelling ones are being rolled back, queued ones are held.
-        """
-        taken: list[TaskRow] = []
-        for other in await bounded(self._store.instances()):
-            if other.instance != self.instance and self._liveness and self._liveness.is_dead(other):
-                taken += await self._take_over(other.instance)
-        return taken
-
-    async def _take_over(self, dead: str) -> list[TaskRow]:
-        rows = await bounded(self._store.take_over(dead, self.instance))
-        if self._liveness is not None:
-            self._liveness.forget(dead)
-        for row in rows:
-            self._log.event("task taken over", task=row.task, layer=3, owner=dead, state=row.state)
-            if row.state is TaskState.CANCELLING:
-                self._recover(row)
-            elif row.state is TaskState.QUEUED:
-                self._enqueue(row, shown=row.last_seq, held=True)
-        return rows
-
-    def _recover(self, row: TaskRow) -> None:
-        """Roll back a task that has no body here."""
-        if self._table.get(row.task) is not None or row.task in self._supervisor.unrecorded:
-            return
-        run = Run(row, self)
-        run.started = True
-        self.events.open(row)
-        self._table.add(run)
-        self._set_token(run, self._cause_of(row), row.mode)
-        self.events.trace(
-            row.task, Ev.TOKEN_SET, row.cancel_id, source="recovery", said="rolled back without its body"
-        )
-        self._spawn(self._supervisor.recover(run, self._table), row.task)
-
-    def _fenced(self, task: str) -> None:
-        """The store says that another agent owns a task that runs here: stop it, without a word to the store."""
-        run = self._table.get(task)
-        if run is not None:
-            cause = CancelCause(StopReason.OWNER_LOST, "store", run.row.cancel_id, self._mono())
-            self._set_token(run, cause, "graceful")
-            self._log.event("task has another owner", task=task, layer=3)
-
-    def _cause_of(self, row: TaskRow) -> CancelCause:
-        known = row.stop_reason in list(StopReason)
-        reason = StopReason(row.stop_reason) if known else StopReason.OWNER_LOST
-        return CancelCause(reason, "store", row.cancel_id, self._mono())
 
 
 def _accepted(ask: _Ask, row: TaskRow, result: CancelResult, routed: str) -> CancelAccepted:

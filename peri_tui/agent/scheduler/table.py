@@ -15,6 +15,8 @@ class RunTable:
         concurrency: how many run at once. Tasks of one session run one after the other, because each extends the
             same conversation.
         start: called with a run whose turn it is.
+
+    ``empty`` is set while nothing is here but runs that are held.
     """
 
     def __init__(self, concurrency: int, start: Callable[[Run], None]) -> None:
@@ -46,18 +48,23 @@ class RunTable:
     def add(self, run: Run) -> None:
         """Make a run known, and so stoppable, before there is anything that runs."""
         self._runs[run.task] = run
-        self.empty.clear()
+        self._judge()
 
     def enqueue(self, run: Run, *, held: bool = False, first: bool = False) -> None:
         """Put a run into the queue; a held one waits for ``release``."""
-        self.add(run)
-        self._queue.insert(0 if first else len(self._queue), run)
         if held:
             self._held.add(run.task)
+        self._queue.insert(0 if first else len(self._queue), run)
+        self.add(run)
 
     def release(self, task: str) -> None:
         """Let a held run have its turn."""
         self._held.discard(task)
+        self._judge()
+
+    def is_held(self, run: Run) -> bool:
+        """Tell whether the run waits for ``release``."""
+        return run.task in self._held
 
     def withdraw(self, run: Run) -> None:
         """Take a run out of the queue, so that it never has its turn."""
@@ -86,8 +93,13 @@ class RunTable:
         if self._runs.get(run.task) is run:
             del self._runs[run.task]
         self.pump()
-        if not self._runs:
+        self._judge()
+
+    def _judge(self) -> None:
+        if self._runs.keys() <= self._held:
             self.empty.set()
+        else:
+            self.empty.clear()
 
     def _must_wait(self, run: Run) -> bool:
         busy = {self._runs[task].row.session for task in self._active if task in self._runs} - {""}

@@ -673,7 +673,7 @@ async def test_two_successors_recover_a_task_once(make_agent: MakeAgent) -> None
 
 async def test_an_owner_that_was_replaced_stops_its_run(agent: Agent) -> None:
     task = await agent.running()
-    other = SqliteStore(Path(agent.store._path))
+    other = SqliteStore(agent.store._file.path)
     await other.open()
     await other.take_over("A", "B")
     await other.close()

@@ -1,27 +1,22 @@
-"""The embedded state store: one SQLite file in WAL mode, one connection on one thread of its own.
+"""The embedded state store: one SQLite file in WAL mode, shared by the agents of one user.
 
-Several agents of one user share the file. A transaction that makes a stop or an end durable is synced to the disk
-(``synchronous=FULL``); the others survive the kill of the process, but not a power cut (``NORMAL``).
-
-A commit cannot be cancelled, because it runs in a thread. So an awaiter that is cancelled leaves at once, the commit
-goes on, and the thread's order makes every later question come after it.
+A transaction that makes a stop or an end durable is synced to the disk (``synchronous=FULL``); the others survive the
+kill of the process, but not a power cut (``NORMAL``).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from peri_tui.agent.scheduler import schema
 from peri_tui.agent.scheduler.schema import INSTANCE_COLUMNS, TASK_COLUMNS, instance_row, task_row
+from peri_tui.agent.scheduler.sqlite_thread import SqliteThread
 from peri_tui.agent.scheduler.store import (
     OPEN_STATES,
     TOMBSTONE_KEPT_S,
@@ -46,16 +41,11 @@ from peri_tui.errors import (
     IllegalTransition,
     StaleEpoch,
     StaleVersion,
-    StoreUnavailable,
     UnknownTask,
 )
 
-T = TypeVar("T")
-
 _SYNCED: Final = FINAL | {TaskState.CANCELLING, TaskState.CANCEL_FAILED}
 _OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
-# Switching a fresh file to WAL does not wait for other connections by itself, so opening tries again.
-_OPEN_TRIES: Final = 40
 
 
 class SqliteStore:
@@ -68,12 +58,10 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, busy_ms: int = 2000) -> None:
-        self._path = path
         self._clock = clock
-        self._busy_ms = busy_ms
-        self._db: sqlite3.Connection | None = None
-        self._closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="peri-store")
+        self._file = SqliteThread(path, busy_ms=busy_ms)
+        self._write = self._file.write
+        self._read = self._file.read
 
     async def open(self) -> None:
         """Connect, and create what is missing.
@@ -81,14 +69,11 @@ class SqliteStore:
         Raises:
             StoreUnavailable: the file cannot be opened, is no store, or was written by a newer Peri.
         """
-        await self._in_thread(self._connect)
+        await self._file.open(schema.create)
 
     async def close(self) -> None:
         """Finish what was asked, then disconnect. Closing twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            await self._in_thread(self._disconnect)
-            self._thread.shutdown(wait=False)
+        await self._file.close()
 
     # --- agents -----------------------------------------------------------------------------------------------------
 
@@ -358,82 +343,6 @@ class SqliteStore:
         numbered = _insert(db, row.task, events, row.last_seq, self._clock())
         changes |= {"state": to, "version": row.version + 1, "last_seq": row.last_seq + len(numbered)}
         return _update(db, row.task, **changes), numbered
-
-    # --- the thread -------------------------------------------------------------------------------------------------
-
-    async def _write(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T:
-        return await self._in_thread(lambda: _transact(self._connected(), work, synced))
-
-    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._in_thread(lambda: work(self._connected()))
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._thread, self._named, work)
-        except RuntimeError:
-            raise StoreUnavailable(f"{self._path}: the state store is closed") from None
-        # Nobody may be left to hear of a failure when the awaiter was cancelled.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(future)
-
-    def _named(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"{self._path}: the state store does not answer: {error}") from error
-
-    def _connected(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise StoreUnavailable(f"{self._path}: the state store is not open")
-        return self._db
-
-    def _connect(self) -> None:
-        if self._db is not None:
-            return
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(self._path, isolation_level=None, timeout=self._busy_ms / 1000)
-        try:
-            _use_wal(db, self._busy_ms / 1000 / _OPEN_TRIES)
-            db.execute("PRAGMA synchronous=NORMAL")
-            _transact(db, schema.create, synced=True)
-        except BaseException:
-            db.close()
-            raise
-        self._db = db
-
-    def _disconnect(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-
-def _use_wal(db: sqlite3.Connection, pause_s: float) -> None:
-    for attempt in range(_OPEN_TRIES):
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or attempt == _OPEN_TRIES - 1:
-                raise
-            time.sleep(pause_s)
-
-
-def _transact(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], synced: bool) -> T:
-    if synced:
-        db.execute("PRAGMA synchronous=FULL")
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            result = work(db)
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-        return result
-    finally:
-        if synced:
-            db.execute("PRAGMA synchronous=NORMAL")
 
 
 def _find(db: sqlite3.Connection, task: str) -> TaskRow | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from peri_tui.client.launcher import AgentHandle, find_or_start, listening_pid, read_records
+from peri_tui.client.launcher import AgentHandle, find_or_start, listening_pid, read_records, start
 from peri_tui.client.session import AgentSession, LinkNews
 from peri_tui.config import Paths, Settings, find_paths
 from peri_tui.core import messages as m
@@ -221,6 +222,21 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
+class RealClient(Client):
+    async def leave(self) -> None:
+        agent = self.session.agent
+        await self.session.close()
+        assert await agent.wait_gone(10)
+
+
+async def real_client(paths: Paths, workspace: Path, environ: dict[str, str]) -> RealClient:
+    client = RealClient(paths, await find_or_start(paths, workspace, environ=environ))
+    client.session._workspace = workspace
+    client.session._launch = lambda paths, workspace: start(paths, workspace, environ=environ)
+    await client.session.connect()
+    return client
+
+
 async def test_a_real_agent_starts_listens_and_leaves_with_us(
     paths: Paths, workspace: Path, environ: dict[str, str]
 ) -> None:
@@ -267,3 +283,34 @@ async def test_a_running_task_of_an_orphan_is_adopted(
     await heir.session.close()
     assert await second.wait_gone(10)
     assert await first.wait_gone(10)
+
+
+async def test_a_real_agent_killed_in_mid_task_is_replaced_and_the_end_arrives(
+    paths: Paths, workspace: Path, environ: dict[str, str]
+) -> None:
+    client = await real_client(paths, workspace, environ)
+    task = await client.session.submit("rehearse", approve="all")
+    await until(lambda: any(isinstance(event, m.Delta) for event in client.events))
+    os.kill(client.session.agent.pid, signal.SIGKILL)
+    await until(lambda: any(isinstance(event, m.TaskEnded) for event in client.events), 20)
+    end = client.events[-1]
+    assert (end.task, end.stop_reason) == (task, "owner_lost")
+    assert [event.seq for event in client.events] == list(range(1, len(client.events) + 1))
+    assert client.states().count("restarted") == 1
+    await client.leave()
+
+
+async def test_a_real_agent_that_froze_is_killed_and_the_stop_still_ends(
+    paths: Paths, workspace: Path, environ: dict[str, str], quick: None
+) -> None:
+    client = await real_client(paths, workspace, environ)
+    frozen = client.session.agent
+    task = await client.session.submit("rehearse", approve="all")
+    await until(lambda: any(isinstance(event, m.Delta) for event in client.events))
+    os.kill(frozen.pid, signal.SIGSTOP)
+    answer = await client.session.cancel(task, pressed_mono=time.monotonic_ns())
+    assert answer.task == task
+    assert escalations(paths, task) == ["sigterm", "sigkill"]
+    await until(lambda: any(isinstance(event, m.TaskEnded) for event in client.events), 20)
+    assert not frozen.is_alive()
+    await client.leave()

@@ -290,8 +290,9 @@ class Connection(asyncio.Protocol):
         if self.lost:
             self.record("write_failed", why="connection lost")
             raise Cut
-        self.transport.write(data)
-        await self._writable.wait()
+        if not self.transport.is_closing():
+            self.transport.write(data)
+        await (self._writable.wait() if not self.transport.is_closing() else asyncio.sleep(0))
 
     def cut(self, how: str) -> None:
         """End the connection as the script says."""

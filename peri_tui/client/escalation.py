@@ -28,6 +28,7 @@ Ack = CancelAccepted | CancelNoop
 TICK_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 1.0
 FRESH_AT_ATTEMPT: Final = 4
+LATE_WORD_S: Final = 0.5
 
 
 class StopRoutes(Protocol):
@@ -155,17 +156,31 @@ class StopRun:
                 else:
                     self._taken.append(step)
                     await self._do(step)
+            await self._await_late_word()
         finally:
             for post in self._posts:
                 post.cancel()
-            if not self.acked.done():
-                # A task that ended without an acknowledgement is as good as one; else nobody answered.
-                state = TaskState.CANCELLING if not self._heard.ended else TaskState.CANCELLED
-                if self._heard.ended:
-                    self.acked.set_result(CancelNoop(re=self.request, task=self.task, state=state))
-                else:
-                    self.acked.set_exception(AgentUnreachable(f"no answer to the stop of task {self.task}"))
-                    self.acked.exception()
+            self._conclude()
+
+    async def _await_late_word(self) -> None:
+        # The end may overtake the acknowledgement, which comes on the other socket; the trace wants both.
+        if not self.acked.done():
+            try:
+                async with asyncio.timeout(LATE_WORD_S):
+                    await asyncio.shield(self.acked)
+            except TimeoutError:
+                return
+
+    def _conclude(self) -> None:
+        if self.acked.done():
+            return
+        if self._heard.ended:
+            # What is over needs no stopping: as good an answer as any.
+            self.acked.set_result(CancelNoop(re=self.request, task=self.task, state=TaskState.CANCELLED))
+        else:
+            self.acked.set_exception(AgentUnreachable(f"no answer to the stop of task {self.task}"))
+            # Whoever asked may be gone; a future that nobody reads is no error.
+            self.acked.exception()
 
     async def _pause(self, seconds: float) -> None:
         self._changed.clear()

@@ -10,15 +10,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, TextIO
 
-from peri_tui.client.launcher import find_or_start
-from peri_tui.client.session import AgentSession, LinkNews
-from peri_tui.config import Paths, Settings, api_key
+from peri_tui.client.agent_keeper import LinkNews
 from peri_tui.core.messages import (
     Asked,
     CancelAccepted,
@@ -81,50 +77,6 @@ class HeadlessLink(Protocol):
 
 
 Factory = Callable[[Callable[[TaskEvent], None], Callable[[LinkNews], None]], Awaitable[HeadlessLink]]
-
-
-async def run_prompt(
-    paths: Paths,
-    workspace: Path,
-    settings: Settings,
-    prompt: str,
-    *,
-    session: str = "",
-    output_format: OutputFormat = "text",
-    environ: Mapping[str, str] = os.environ,
-) -> int:
-    """Run one task in an agent of our own and return the exit code.
-
-    Args:
-        paths, settings: of this user.
-        workspace: the folder, absolute.
-        prompt: what to do.
-        session: "" for a new conversation, "last", or an id.
-        output_format: see ``run_headless``.
-        environ: the agent's environment.
-
-    Raises:
-        PeriError: no agent, or it refused the task.
-    """
-    log = Log(paths.log / "client.jsonl", paths.trace, f"client {os.getpid()}")
-    log.hide(api_key(environ))
-    for note in settings.notes:
-        sys.stderr.write(f"peri: {note}\n")
-
-    async def open_session(
-        on_event: Callable[[TaskEvent], None], on_link: Callable[[LinkNews], None]
-    ) -> AgentSession:
-        # Not an orphan: it belongs to the next screen, and would end our task with its own policy.
-        agent = await find_or_start(paths, workspace, settings=settings, environ=environ, adopt=False)
-        return AgentSession(
-            agent, paths=paths, log=log, workspace=workspace, settings=settings, session=session,
-            on_event=on_event, on_link=on_link, environ=environ,
-        )  # fmt: skip
-
-    return await run_headless(
-        open_session, prompt, output_format=output_format, approve=settings.approve,
-        stdout=sys.stdout, stderr=sys.stderr, log=log,
-    )  # fmt: skip
 
 
 async def run_headless(

@@ -231,7 +231,8 @@ class LaneCourier:
             self._stale = False
             self._drop()
         if self._link is None and now >= self._retry_at:
-            self._connect(OPEN_TIMEOUT_S)
+            urgent = any(flight.coming() is not None for flight in list(self._flights.values()))
+            self._connect(FRESH_TIMEOUT_S if urgent else OPEN_TIMEOUT_S)
         elif self._link is not None and now >= self._beat:
             self._beat = now + int(HEARTBEAT_S * 1e9)
             self._link.send(encode(Heartbeat(mono=now)), patience=0.05)

@@ -8,21 +8,20 @@ started, which ends and rolls back what the old one left, and the ends of the ta
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from peri_tui.client import launcher
+from peri_tui.client.agent_keeper import AgentKeeper, Launch, LinkNews
 from peri_tui.client.channels import ControlChannel, StreamChannel, Target
 from peri_tui.client.escalation import Ack, StopRun
 from peri_tui.client.http_route import Post
 from peri_tui.client.launcher import AgentHandle
 from peri_tui.client.mint import fresh_id
+from peri_tui.client.requests import RequestBook, as_error
 from peri_tui.client.stop_lane import StopLane
 from peri_tui.config import Paths, Settings
 from peri_tui.core.link import ClientLink, Verdict
@@ -51,44 +50,12 @@ from peri_tui.core.states import TaskState
 from peri_tui.core.trace import Ev, Layer
 from peri_tui.errors import (
     AgentUnreachable,
-    Conflict,
-    InputError,
-    NotAuthorized,
     PeriError,
-    ProtocolError,
-    StaleEpoch,
-    StoreUnavailable,
-    UnknownTask,
 )
 from peri_tui.log import Log
 
-REQUEST_S: Final = 15.0
 CONNECT_S: Final = 20.0
-RESTARTS: Final = 3
-RESTARTS_WITHIN_S: Final = 60.0
 _CLOSED: Final = "E_CLOSED"
-_ERRORS: Final[dict[str, type[PeriError]]] = {
-    "E_CONFLICT": Conflict,
-    "E_AUTH": NotAuthorized,
-    "E_STORE": StoreUnavailable,
-    "E_INPUT": InputError,
-    "E_UNKNOWN_TASK": UnknownTask,
-    "E_STALE_EPOCH": StaleEpoch,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LinkNews:
-    """What the screen should know of the link.
-
-    ``state``: open, lost (reconnecting), restarting, restarted, failed (given up), escalated, killing (the tasks in
-    ``tasks`` would end too; ``AgentSession.decline_kill`` within 3 s says no), unanswered (a stop nobody answers).
-    """
-
-    state: str
-    detail: str = ""
-    task: str = ""
-    tasks: tuple[str, ...] = ()
 
 
 class AgentSession:
@@ -120,12 +87,9 @@ class AgentSession:
         session: str = "",
         environ: Mapping[str, str] = os.environ,
         lane: StopLane | None = None,
-        launch: Callable[[Paths, Path], Awaitable[AgentHandle]] | None = None,
+        launch: Launch | None = None,
         post: Post | None = None,
     ) -> None:
-        self._handle = agent if isinstance(agent, AgentHandle) else None
-        self._path = agent.socket if isinstance(agent, AgentHandle) else agent
-        self._paths = paths
         self._log = log
         self._workspace = workspace
         self._settings = settings
@@ -133,23 +97,25 @@ class AgentSession:
         self._on_link = on_link
         self._session = session
         self._lane = lane
-        self._launch = launch or (lambda paths, workspace: launcher.start(paths, workspace, environ=environ))
+        self._keeper = AgentKeeper(
+            agent, paths=paths, log=log, workspace=workspace, announce=on_link,
+            launch=launch or (lambda paths, workspace: launcher.start(paths, workspace, environ=environ)),
+        )  # fmt: skip
         self._post = post
         self.link = ClientLink()
         self.welcome: Welcome | None = None
         self._welcomed = asyncio.Event()
-        self._waiters: dict[str, asyncio.Future[Reply]] = {}
         self._stops: dict[str, StopRun] = {}
         self._states: dict[str, str] = {}
         self._end_acks: dict[str, bool] = {}
         self._jobs: set[asyncio.Task[None]] = set()
-        self._restarts: list[float] = []
         self._failure: PeriError | None = None
         self._was_lost = False
         self._control = ControlChannel(
             self._where, self._hello, on_welcome=self._take_welcome, on_reply=self._take_reply,
             on_lost=self._lost, on_unknown=self.link.count_unknown,
         )  # fmt: skip
+        self._requests = RequestBook(self.link, self._control.send)
         self._stream = StreamChannel(
             self._where_stream, self._hello_stream, on_event=self._take_event,
             on_opened=self.link.stream_opened, consumed=self.link.consumed, on_unknown=self.link.count_unknown,
@@ -165,12 +131,12 @@ class AgentSession:
     @property
     def socket(self) -> Path:
         """The socket of the agent as of now."""
-        return self._path
+        return self._keeper.socket
 
     @property
     def agent(self) -> AgentHandle | None:
         """The embedded agent as of now."""
-        return self._handle
+        return self._keeper.handle
 
     @property
     def connected(self) -> bool:
@@ -190,10 +156,10 @@ class AgentSession:
                 await self._welcomed.wait()
         except TimeoutError:
             await self.close()
-            raise AgentUnreachable(f"the agent at {self._path} does not answer") from None
+            raise AgentUnreachable(f"the agent at {self.socket} does not answer") from None
         if self._failure is not None or self.welcome is None:
             await self.close()
-            raise self._failure or AgentUnreachable(f"the agent at {self._path} does not answer")
+            raise self._failure or AgentUnreachable(f"the agent at {self.socket} does not answer")
         self._spawn(self._run(self._stream.run()))
         return self.welcome
 
@@ -202,9 +168,8 @@ class AgentSession:
         for job in list(self._jobs):
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        self._fail_waiters(AgentUnreachable("the session was closed"))
-        if self._handle is not None:
-            self._handle.close()
+        self._requests.fail(AgentUnreachable("the session was closed"))
+        self._keeper.close()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         job = asyncio.ensure_future(work)
@@ -217,14 +182,9 @@ class AgentSession:
         except PeriError as error:
             self._failure = error
             self._log.event("link failed", layer=2, error=str(error))
-            self._fail_waiters(error)
+            self._requests.fail(error)
             self._welcomed.set()
             self.announce("failed", detail=str(error))
-
-    def _fail_waiters(self, error: PeriError) -> None:
-        for waiter in self._waiters.values():
-            if not waiter.done():
-                waiter.set_exception(error)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -258,12 +218,12 @@ class AgentSession:
         # From here on a reconnect asks for its events, also when the answer gets lost.
         self.link.start_at(request.task, 0)
         self._states[request.task] = TaskState.QUEUED
-        reply = await self._ask(request)
+        reply = await self._requests.ask(request)
         if isinstance(reply, SubmitOk):
             return reply.task
         self.link.forget(request.task)
         self._states.pop(request.task, None)
-        raise _error(reply)
+        raise as_error(reply)
 
     async def cancel(
         self, task: str, *, mode: str = "graceful", reason: str = "user", pressed_mono: int = 0
@@ -288,7 +248,7 @@ class AgentSession:
             request = Cancel(id=fresh_id(), task=task, reason=reason, mode=mode, t_ui=pressed_mono)
             pressed = pressed_mono / 1e9 if pressed_mono else time.monotonic()
             run = StopRun(
-                request, self, self._log, embedded=self._handle is not None, pressed=pressed, post=self._post
+                request, self, self._log, embedded=self._keeper.embedded, pressed=pressed, post=self._post
             )
             self._stops[key] = run
             self.link.sent(request)
@@ -309,11 +269,13 @@ class AgentSession:
         Raises:
             PeriError: the agent's refusal, or no answer within 15 s.
         """
-        reply = await self._ask(Answer(id=fresh_id(), task=task, qid=qid, outcome=outcome, text=scrub(text)))
+        reply = await self._requests.ask(
+            Answer(id=fresh_id(), task=task, qid=qid, outcome=outcome, text=scrub(text))
+        )
         if isinstance(reply, Failure) and reply.code == _CLOSED:
             return False
         if isinstance(reply, Failure):
-            raise _error(reply)
+            raise as_error(reply)
         return True
 
     async def trust(self, trusted: bool) -> None:
@@ -322,9 +284,11 @@ class AgentSession:
         Raises:
             PeriError: the agent's refusal, or no answer within 15 s.
         """
-        reply = await self._ask(Trust(id=fresh_id(), workspace=str(self._workspace), trusted=trusted))
+        reply = await self._requests.ask(
+            Trust(id=fresh_id(), workspace=str(self._workspace), trusted=trusted)
+        )
         if isinstance(reply, Failure):
-            raise _error(reply)
+            raise as_error(reply)
 
     def acknowledge_end(self, task: str) -> None:
         """Say that ``task.end`` was applied; it is said again if the agent asks again."""
@@ -340,22 +304,6 @@ class AgentSession:
             if run.task == task:
                 run.decline()
 
-    async def _ask(self, request: Submit | Answer | Trust) -> Reply:
-        if self._failure is not None:
-            raise self._failure
-        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiters[request.id] = waiter
-        self.link.sent(request)
-        try:
-            async with asyncio.timeout(REQUEST_S):
-                await self._control.send(request)
-                return await waiter
-        except TimeoutError:
-            raise AgentUnreachable(f"the agent did not answer within {REQUEST_S:g} s") from None
-        finally:
-            self._waiters.pop(request.id, None)
-            self.link.answered(request.id)
-
     # --- what a stop needs (``escalation.StopRoutes``) ----------------------------------------------------------------
 
     async def send_cancel(self, request: Cancel) -> bool:
@@ -369,11 +317,11 @@ class AgentSession:
 
     def signal_agent(self) -> bool:
         """Send SIGTERM to the embedded agent."""
-        return self._handle is not None and self._handle.signal(signal.SIGTERM)
+        return self._keeper.terminate()
 
     def kill_agent(self) -> bool:
         """Kill the embedded agent; a new one is started by the reconnect."""
-        return self._handle is not None and self._handle.kill_session()
+        return self._keeper.kill()
 
     def other_tasks(self, task: str) -> tuple[str, ...]:
         """Return the tasks of this session that live beside ``task``."""
@@ -388,36 +336,15 @@ class AgentSession:
     # --- connections ------------------------------------------------------------------------------------------------
 
     async def _where(self) -> Target:
-        if self._handle is not None and not self._handle.is_alive():
-            await self._restart(self._handle)
-        return self._target()
+        if await self._keeper.revive():
+            if self._lane is not None:
+                self._lane.retarget(self.socket)
+            self._stream.abort()
+        return self._keeper.target()
 
     async def _where_stream(self) -> Target:
         # Only the control loop starts agents.
-        return self._target()
-
-    def _target(self) -> Target:
-        token = ""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            token = self._paths.token(self._path.stem).read_text(encoding="ascii").strip()
-        return Target(self._path, token)
-
-    async def _restart(self, dead: AgentHandle) -> None:
-        now = time.monotonic()
-        self._restarts = [*(at for at in self._restarts if now - at < RESTARTS_WITHIN_S), now]
-        if len(self._restarts) > RESTARTS:
-            raise AgentUnreachable(f"the agent died {RESTARTS} times within a minute (see {self._paths.log})")
-        self.announce("restarting", detail=f"the agent (pid {dead.pid}) is gone")
-        self._log.event("agent gone", layer=2, pid=dead.pid)
-        dead.close()
-        self._handle = await self._launch(self._paths, self._workspace)
-        self._path = self._handle.socket
-        if self._lane is not None:
-            self._lane.retarget(self._path)
-        self._stream.abort()
-        self.announce(
-            "restarted", detail=f"a new agent (pid {self._handle.pid}) recovers what the old one left"
-        )
+        return self._keeper.target()
 
     def _hello(self) -> Hello:
         return Hello(
@@ -472,10 +399,7 @@ class AgentSession:
                 if run.request == reply.re:
                     run.acknowledge(reply, "control")
             return
-        waiter = self._waiters.get(getattr(reply, "re", ""))
-        if waiter is not None and not waiter.done():
-            waiter.set_result(reply)
-        elif isinstance(reply, Failure):
+        if not self._requests.take(reply) and isinstance(reply, Failure):
             self._log.event("agent error", layer=2, code=reply.code, msg=reply.msg)
 
     async def _take_event(self, event: TaskEvent) -> bool:
@@ -510,7 +434,4 @@ class AgentSession:
             self._lane.settled(event.task)
 
 
-def _error(reply: Reply) -> PeriError:
-    if isinstance(reply, Failure):
-        return _ERRORS.get(reply.code, ProtocolError)(reply.msg, code=reply.code)
-    return ProtocolError(f"the agent answered with {type(reply).__name__}, which does not fit")
+__all__ = ["AgentSession", "LinkNews"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from textual import events
 from textual._ansi_sequences import SYNC_END, SYNC_START
+from textual.app import ScreenStackError
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
@@ -178,7 +179,8 @@ class PeriDriver(StopTap, LinuxDriver):
             return
         self._owing = False
         # Without regions, a refresh marks the whole screen, so that every cell is written again.
-        self._app.screen.refresh(repaint=True)
+        with contextlib.suppress(ScreenStackError):
+            self._app.screen.refresh(repaint=True)
 
     def start_application_mode(self) -> None:
         """Enter the alternate screen and start the threads."""

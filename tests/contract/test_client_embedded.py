@@ -231,8 +231,8 @@ class RealClient(Client):
 
 async def real_client(paths: Paths, workspace: Path, environ: dict[str, str]) -> RealClient:
     client = RealClient(paths, await find_or_start(paths, workspace, environ=environ))
-    client.session._workspace = workspace
-    client.session._launch = lambda paths, workspace: start(paths, workspace, environ=environ)
+    client.session._workspace = client.session._keeper._workspace = workspace
+    client.session._keeper._launch = lambda paths, workspace: start(paths, workspace, environ=environ)
     await client.session.connect()
     return client
 

@@ -153,6 +153,18 @@ def test_http_when_control_is_deaf(rig: Rig, agent: FakeAgent) -> None:
     assert [seen.route for seen in agent.cancels] == ["http"]
 
 
+def test_an_acknowledgement_that_comes_after_the_end_is_still_recorded(rig: Rig, agent: FakeAgent) -> None:
+    agent.script.drop_acks = 1
+    rig.lane.aim("task", TASK)
+    rig.lane.press("escape", time.monotonic_ns())
+    until(lambda: bool(agent.cancels))
+    rig.lane.settled(TASK)
+    late = m.CancelNoop(re=rig.reports[0].request, task=TASK, state="cancelled")
+    agent.tell(late)
+    until(lambda: bool(rig.records(Ev.ACKED)))
+    assert rig.acks == [(rig.reports[0].request, late)]
+
+
 def test_an_overlay_has_a_quarter_second_to_take_the_key(rig: Rig, agent: FakeAgent) -> None:
     rig.lane.aim("dismiss", TASK)
     assert not rig.lane.press("escape", time.monotonic_ns())

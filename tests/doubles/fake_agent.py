@@ -101,6 +101,11 @@ class FakeAgent:
 
         self.call(append)
 
+    def tell(self, reply: Any) -> None:
+        """Send a reply of our own on every control connection."""
+        frame = m.encode(reply)
+        self.call(lambda: [asyncio.ensure_future(socket.send(frame)) for socket in list(self._controls)])
+
     def cut_streams(self) -> None:
         self.call(lambda: [socket.transport.abort() for socket in list(self._streams)])
 

@@ -13,6 +13,7 @@ import pytest
 from peri_tui.client.session import AgentSession, LinkNews
 from peri_tui.config import Paths, Settings, find_paths
 from peri_tui.core import messages as m
+from peri_tui.core import stop_plan
 from peri_tui.core.trace import Ev
 from peri_tui.errors import VersionMismatch
 from peri_tui.log import Log, read_trace
@@ -149,19 +150,53 @@ async def test_http_carries_the_cancel_when_control_is_deaf(
 
 
 async def test_a_stop_that_nobody_answers_is_reported_and_never_signals_a_served_agent(
-    agent: FakeAgent, paths: Paths
+    agent: FakeAgent, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stop_plan, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(stop_plan, "WARN_AFTER", 0.5)
+
     def refuse(*_: object, **__: object) -> dict[str, Any]:
         return {"t": "error", "code": "E_STORE", "msg": "no"}
 
     client = make_client(agent, paths, post=refuse)
     await client.session.connect()
     agent.script.drop_cancels = 1000
-    # Pressed six seconds ago, of which only time in which this process ran counts.
     stop = asyncio.create_task(client.session.cancel(TASK))
     await until(lambda: any(news.state == "unanswered" for news in client.news), 8)
     assert not any(record.data["route"].startswith("sig") for record in trace(paths, Ev.ESCALATED))
     stop.cancel()
+    await client.session.close()
+
+
+async def test_an_end_that_overtakes_the_acknowledgement_waits_for_it(
+    client: Client, agent: FakeAgent, paths: Paths
+) -> None:
+    task = await client.session.submit("go")
+    agent.script.drop_acks = 1
+    stop = asyncio.create_task(client.session.cancel(task))
+    await until(lambda: bool(agent.cancels))
+    agent.publish(m.TaskEnded(task=task, state="cancelled", exit_code=130))
+    await until(lambda: bool(client.events))
+    agent.tell(m.CancelNoop(re=agent.cancels[0].request.id, task=task, state="cancelled"))
+    assert isinstance(await stop, m.CancelNoop)
+    assert any(record.ev == Ev.ACKED for record in read_trace(paths.trace, task))
+
+
+async def test_a_screen_that_chokes_on_an_event_gets_the_next_ones(agent: FakeAgent, paths: Paths) -> None:
+    client = make_client(agent, paths)
+    seen: list[int] = []
+
+    def choke(event: m.TaskEvent) -> None:
+        seen.append(event.seq)
+        if event.seq == 1:
+            raise OSError("a widget is gone")
+
+    client.session._on_event = choke
+    await client.session.connect()
+    task = await client.session.submit("go")
+    agent.publish(*(m.Delta(task=task, ch="text", part="p", text="x") for _ in range(3)))
+    await until(lambda: seen == [1, 2, 3])
+    assert agent.stream_connections == 1
     await client.session.close()
 
 
@@ -195,7 +230,9 @@ async def test_the_credit_window_holds_the_agent_back(agent: FakeAgent, paths: P
     await client.session.connect()
     task = await client.session.submit("flood")
     agent.publish(*(m.Delta(task=task, ch="text", part="p", text="x") for _ in range(1000)))
-    await until(lambda: len(taken) == 1)
+    await until(lambda: agent.frames_sent == m.CREDIT_WINDOW)
+    await asyncio.sleep(0.05)
+    assert (agent.frames_sent, len(taken)) == (m.CREDIT_WINDOW, 1)
     answer = await client.session.cancel(TASK)
     assert isinstance(answer, m.CancelAccepted)
     gate.set()

@@ -64,7 +64,7 @@ class FakeAgent:
         self.logs: dict[str, list[Any]] = defaultdict(list)
         self.control_connections = 0
         self.stream_connections = 0
-        self.max_ahead = 0
+        self.frames_sent = 0
         self.hellos: list[m.Hello] = []
         self.authorizations: list[str] = []
         self._streams: set[ServerConnection] = set()
@@ -255,6 +255,7 @@ class FakeAgent:
                         if event.seq > sent.get(task, 0) and credit[1] < credit[0]:
                             sent[task] = max(event.seq, getattr(event, "seq_to", 0))
                             credit[1] += 1
+                            self.frames_sent += 1
                             await connection.send(m.encode(event))
                 await grown.wait()
 

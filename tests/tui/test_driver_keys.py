@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual import events
 from textual._parser import Parser
 from textual._xterm_parser import XTermParser
@@ -13,7 +16,7 @@ from textual.drivers._writer_thread import WriterThread
 from textual.message import Message
 
 from peri_tui.tui import key_feed
-from peri_tui.tui.key_feed import KeyFeed, escape_wait
+from peri_tui.tui.key_feed import InputLexer, KeyFeed, escape_wait
 
 pytestmark = pytest.mark.tui
 
@@ -114,6 +117,33 @@ def test_a_paste_may_be_cut_anywhere(clock: Clock) -> None:
         feed = KeyFeed(0.05)
         got = take(feed, whole[:cut], running=True) + take(feed, whole[cut:], running=True)
         assert got == ["a", "paste:onex two", "z"], cut
+
+
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.sampled_from(["\x1b[A", "x", "ü", "\x1b[15~"]),
+            st.text("ab\x1b[20~1\n", max_size=12).map(lambda body: f"{PASTE[0]}{body}{PASTE[1]}"),
+        ),
+        max_size=6,
+    ),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_however_the_input_is_cut_it_means_the_same(parts: list[str], cuts: list[int]) -> None:
+    whole = "".join(parts)
+
+    def lexed(reads: list[str]) -> str:
+        lexer = InputLexer()
+        return "".join(
+            piece
+            for read in reads
+            if read
+            for piece in lexer.split(read, now=0.0, running=True)
+            if isinstance(piece, str)
+        )
+
+    edges = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    assert lexed([whole[a:b] for a, b in pairwise(edges)]) == lexed([whole])
 
 
 def test_a_paste_that_never_ends_cannot_swallow_the_stop_key(clock: Clock) -> None:

@@ -188,8 +188,9 @@ async def test_a_command_gets_clean_signals_descriptors_and_input(processes: Pro
     await command.wait()
     await command.settle()
     text = command.output.text()
-    masks = dict(line.split(":\t") for line in text.splitlines() if line.startswith("Sig"))
-    assert masks == {"SigBlk": "0" * 16, "SigIgn": "0" * 16}
+    masks = [int(line.split()[1], 16) for line in text.splitlines() if line.startswith("Sig")]
+    # Signals 32 and 33 belong to the C library, which lets nobody change them; posix_spawn leaves them ignored.
+    assert [mask & ~(0b11 << 31) for mask in masks] == [0, 0]
     assert text.split()[-4:] == ["0", "1", "2", "/dev/null"]
 
 

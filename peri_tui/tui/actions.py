@@ -94,7 +94,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         "palette", "Command palette", "command_palette", ("ctrl+p",), "^P", footer="palette", palette=False
     ),
     Action("tasks", "Tasks", "tasks", ("ctrl+t",), "^T", "/tasks", footer="tasks"),
-    Action("diff", "Changed files of this task", "diff", ("ctrl+d",), "^D", "/diff", when=with_task),
+    Action("diff", "Changed files of this task", "diff", ("f2",), "F2", "/diff", when=with_task),
     Action("trace", "Trace of the last stop", "trace", (), "", "/trace", when=with_task),
     Action("tool_output", "Show or fold the output of tools", "tool_output", ("ctrl+o",), "^O"),
     Action("history", "Earlier prompts that contain what is typed", "history", ("ctrl+r",), "^R"),
@@ -140,9 +140,9 @@ def for_palette(state: ViewState) -> Iterable[Action]:
 
 
 PROMPT_KEYS: Final[tuple[tuple[str, str], ...]] = (
-    ("Enter", "send; while a task runs: into the queue"),
+    ("Enter", "send; while a task runs: queue"),
     ("Shift+Enter  Ctrl+J", "line break"),
-    ("Up  Down", "earlier and later prompts (at the first and last line)"),
+    ("Up  Down", "earlier and later prompts"),
     ("PgUp  PgDn", "scroll the conversation"),
     ("?", "this help, in an empty prompt"),
 )

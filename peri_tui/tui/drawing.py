@@ -246,7 +246,7 @@ def _render(body: RenderableType, width: int, palette: Palette) -> list[Strip]:
     base = Style(color=palette.foreground)
     lines = console.render_lines(body, console.options.update(width=width), style=base, pad=False)
     margin = Segment(" " * MARGIN)
-    strips = [Strip([margin, *(Segment(part.text, _safe(part.style)) for part in line)]) for line in lines]
+    strips = [Strip([margin, *(Segment(part.text, _calm(part.style)) for part in line)]) for line in lines]
     while strips and not strips[-1].text.strip():
         strips.pop()
     while strips and not strips[0].text.strip():
@@ -254,6 +254,18 @@ def _render(body: RenderableType, width: int, palette: Palette) -> list[Strip]:
     return strips
 
 
-def _safe(style: Style | None) -> Style | None:
-    # A link would become a terminal escape of the far side's choosing; meta would become an action.
-    return style.update_link(None) if style is not None and style.link else style
+def _calm(style: Style | None) -> Style | None:
+    """Return the style without link, meta and background.
+
+    A link would become a terminal escape of the far side's choosing, and a background of the highlighter's would
+    cut holes into ours.
+    """
+    if style is None:
+        return None
+    return Style(
+        color=style.color,
+        bold=style.bold,
+        italic=style.italic,
+        underline=style.underline,
+        strike=style.strike,
+    )

@@ -110,9 +110,9 @@ class Handlers(Base):
             self.desk.stop()
 
     def on_stop_button_stop(self, message: StopButton.Stop) -> None:
-        """The button: a stop, or a force when one is under way."""
+        """The button: a stop; clicked again deliberately, a force."""
         message.stop()
-        self.desk.stop(force=message.force)
+        self.desk.stop()
 
     def action_stop_task(self) -> None:
         """Stop by name (palette, ``/stop``)."""

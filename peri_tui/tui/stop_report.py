@@ -117,6 +117,12 @@ def _tone(task: TaskView, end: TaskEnded) -> str:
 def _files(task: TaskView, end: TaskEnded) -> tuple[str, ...]:
     files = files_of(task)
     lines = []
+    if _as_it_was(task, end, files):
+        return (
+            (f"{_count(files.restored)} restored. The workspace is as it was.",)
+            if files.restored
+            else ("No file was touched.",)
+        )
     if files.restored:
         lines.append(f"{_count(files.restored)} restored")
     if files.not_restored:
@@ -129,8 +135,6 @@ def _files(task: TaskView, end: TaskEnded) -> tuple[str, ...]:
         )
     if files.kept:
         lines.append(f"{_count(files.kept)} kept as the task left them: {_names(files.kept)}")
-    if _as_it_was(task, end, files):
-        lines.append("The workspace is as it was." if files.restored else "No file was touched.")
     return tuple(lines)
 
 

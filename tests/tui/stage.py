@@ -42,11 +42,11 @@ class Stage:
     def view(self):
         return self.app.view
 
-    def say(self, kind: type, **fields: Any) -> None:
+    def say(self, event: type, /, **fields: Any) -> None:
         """Let the agent send an event of the newest task."""
         task = fields.pop("task", None) or self.task
         self.seqs[task] = self.seqs.get(task, 0) + 1
-        self.session.on_event(kind(task=task, seq=self.seqs[task], **fields))
+        self.session.on_event(event(task=task, seq=self.seqs[task], **fields))
 
     def text(self, text: str, part: str = "p1", ch: str = "text") -> None:
         key = f"off {self.task} {part}"
@@ -109,7 +109,9 @@ def evidence(**failing: str) -> list[m.LayerEvidence]:
         5: ("rollback", 310.0, "3 files restored, 2 processes ended (pytest, python), 0 left"),
     }
     return [
-        m.LayerEvidence(layer=layer, ok=name not in failing, ms=ms, summary=words, missing=failing.get(name, ""))
+        m.LayerEvidence(
+            layer=layer, ok=name not in failing, ms=ms, summary=words, missing=failing.get(name, "")
+        )
         for layer, (name, ms, words) in said.items()
     ]
 

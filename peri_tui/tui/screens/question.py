@@ -73,7 +73,7 @@ class PermissionScreen(QuestionScreen):
 
     def box_title(self) -> str:
         """Return a title of our own words."""
-        return " Permission "
+        return "Permission"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build question, command, facts, diff, buttons."""
@@ -135,7 +135,7 @@ class TrustScreen(QuestionScreen):
 
     def box_title(self) -> str:
         """Return a title of our own words."""
-        return " Trust this folder? "
+        return "Trust this folder?"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build question and buttons."""

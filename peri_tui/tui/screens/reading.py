@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from textual.binding import Binding
 from textual.containers import Horizontal
@@ -12,13 +13,15 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from peri_tui.core.sanitize import one_line
 from peri_tui.core.trace import Layer, TraceRecord, diagnose
 from peri_tui.tui.actions import ACTIONS, PROMPT_KEYS
+from peri_tui.tui.drawing import one_line
 from peri_tui.tui.screens.overlay import Overlay
 from peri_tui.tui.view_model import ChangedFile, ViewState
 from peri_tui.tui.widgets.line_view import Line, LineView, diff_lines
 from peri_tui.tui.words import task_glyph, task_word
+
+HELP_WIDTH: Final = 40
 
 
 class HelpScreen(Overlay[None]):
@@ -28,7 +31,7 @@ class HelpScreen(Overlay[None]):
 
     def box_title(self) -> str:
         """Return the title."""
-        return " Help "
+        return "Help"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build the list."""
@@ -38,21 +41,17 @@ class HelpScreen(Overlay[None]):
 def help_lines() -> list[Line]:
     """Return the lines of the help."""
     lines: list[Line] = [[("Prompt", "user bold")]]
-    lines += [[(f"  {key:<22}", "accent"), (words, "foreground")] for key, words in PROMPT_KEYS]
+    lines += [[(f"  {key:<20}", "accent"), (words, "foreground")] for key, words in PROMPT_KEYS]
     lines += [[], [("Keys", "user bold")]]
-    lines += [
-        [(f"  {_keys(action.shown_key, action.slash):<22}", "accent"), (action.title, "foreground")]
-        for action in ACTIONS
-    ]
+    for action in ACTIONS:
+        first, *rest = textwrap.wrap(action.title, HELP_WIDTH)
+        lines.append([(f"  {_keys(action.shown_key, action.slash):<20}", "accent"), (first, "foreground")])
+        lines += [[(" " * 22 + line, "foreground")] for line in rest]
     lines += [
         [],
-        [
-            (
-                "While a task runs, Esc belongs to the stop, in every dialog. One press stops; a second,",
-                "muted",
-            )
-        ],
-        [("deliberate one forces. Held keys count once. Your draft and your queue are kept.", "muted")],
+        [("While a task runs, Esc belongs to the stop, in every dialog.", "muted")],
+        [("One press stops; a second, deliberate one forces. Held keys", "muted")],
+        [("count once. Your draft and your queue are kept.", "muted")],
     ]
     return lines
 
@@ -73,7 +72,7 @@ class TraceScreen(Overlay[None]):
 
     def box_title(self) -> str:
         """Return the title."""
-        return f" Trace of {self._name_of_task} "
+        return f"Trace of {self._name_of_task}"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build the list."""
@@ -108,7 +107,7 @@ def trace_lines(records: Sequence[TraceRecord]) -> list[Line]:
 class DiffScreen(Overlay[None]):
     """The changed files of a task, and the diff of the chosen one."""
 
-    BINDINGS: ClassVar[Any] = [Binding("ctrl+d,q", "dismiss(None)", "Close", show=False)]
+    BINDINGS: ClassVar[Any] = [Binding("f2,q", "dismiss(None)", "Close", show=False)]
 
     def __init__(self, files: tuple[ChangedFile, ...], clock: Callable[[], int]) -> None:
         super().__init__(clock)
@@ -116,7 +115,7 @@ class DiffScreen(Overlay[None]):
 
     def box_title(self) -> str:
         """Return the title."""
-        return " Changed files "
+        return "Changed files"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build list and diff."""
@@ -160,7 +159,7 @@ class TasksScreen(Overlay[str | None]):
 
     def box_title(self) -> str:
         """Return the title."""
-        return " Tasks "
+        return "Tasks"
 
     def compose_box(self) -> Iterable[Widget]:
         """Build the list."""

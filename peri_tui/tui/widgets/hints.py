@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.widget import Widget
 
@@ -36,23 +37,30 @@ class Hints(Widget):
 
     def render(self) -> Content:
         """Return the line for the present width."""
-        return fit(hint_parts(self._view, self._hint), self.size.width)
+        groups, left = [], self.size.width - 1
+        for group in hint_groups(self._view, self._hint):
+            left -= sum(cell_len(text) for text, _style in group)
+            if left < 0 and groups:
+                break
+            groups.append(group)
+        return fit([part for group in groups for part in group], self.size.width)
 
 
-def hint_parts(view: ViewState, hint: str) -> list[Part]:
-    """Return the parts of the line, the most important first."""
+def hint_groups(view: ViewState, hint: str) -> list[list[Part]]:
+    """Return the groups of the line (a key and its word), the most important first."""
     if hint:
-        return [(hint, "$warning")]
-    parts: list[Part] = []
+        return [[(hint, "$warning")]]
+    groups: list[list[Part]] = []
     if view.queued:
         count = f"{len(view.queued)} {'held' if view.held else 'queued'}"
-        parts.append((count, "$warning bold"))
-        parts.append(("  ^S sends on   " if view.held else "   ", "$peri-muted"))
-    parts.append(("Enter ", "$peri-muted bold"))
-    parts.append(("queues   " if view.running is not None else "sends   ", "$peri-muted"))
-    for action in ACTIONS:
-        if action.footer:
-            parts += [(f"{action.shown_key} ", "$peri-muted bold"), (f"{action.footer}   ", "$peri-muted")]
-    parts += [("/ ", "$peri-muted bold"), ("command   ", "$peri-muted")]
-    parts += [("Shift+Enter ", "$peri-muted bold"), ("line break", "$peri-muted")]
-    return parts
+        sends = (
+            [("  ^S ", "$peri-muted bold"), ("sends on   ", "$peri-muted")] if view.held else [("   ", "")]
+        )
+        groups.append([(count, "$warning bold"), *sends])
+    groups.append(_key("Enter", "queues" if view.running is not None else "sends"))
+    groups += [_key(action.shown_key, action.footer) for action in ACTIONS if action.footer]
+    return [*groups, _key("/", "command"), _key("Shift+Enter", "line break")]
+
+
+def _key(key: str, word: str) -> list[Part]:
+    return [(f"{key} ", "$peri-muted bold"), (f"{word}   ", "$peri-muted")]

@@ -7,7 +7,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from peri_tui.core.sanitize import one_line
+from peri_tui.tui.drawing import one_line
 from peri_tui.tui.view_model import ChangedFile, ViewState
 from peri_tui.tui.words import task_glyph, task_word
 

@@ -12,15 +12,13 @@ class StopButton(Button):
     """Posts ``Pressed`` of its own, so that no other button can be taken for it."""
 
     class Stop(Message):
-        """The button was clicked; ``force`` when a stop is under way already."""
-
-        def __init__(self, *, force: bool) -> None:
-            super().__init__()
-            self.force = force
+        """The button was clicked. As with the key, a second, deliberate click forces; a double click does not."""
 
     def __init__(self) -> None:
         super().__init__("Stop  Esc", compact=True, disabled=True)
         self.can_focus = False
+        # Textual ignores clicks while its press effect lasts; a stop is never ignored.
+        self.active_effect_duration = 0
         self._force = False
 
     def on_mount(self) -> None:
@@ -38,7 +36,7 @@ class StopButton(Button):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Say so, as a stop."""
         event.stop()
-        self.post_message(self.Stop(force=self._force))
+        self.post_message(self.Stop())
 
 
 def button_state(task: TaskView | None) -> tuple[str, bool, bool]:

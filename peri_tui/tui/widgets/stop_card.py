@@ -10,9 +10,11 @@ from textual.message import Message
 from textual.widgets import Static
 
 from peri_tui.core.sanitize import reveal
+from peri_tui.tui.drawing import one_line
 from peri_tui.tui.stop_report import GLYPHS, StopReport, duration, report
 from peri_tui.tui.view_model import LampState, TaskView, ViewState
 
+SAID_AT = 23
 _TONES = {"ok": "$success", "warn": "$warning", "fail": "$error"}
 _LAMPS = {
     LampState.PENDING: "$peri-muted",
@@ -58,19 +60,29 @@ class StopCard(Static, can_focus=True):
             self._fill(report(task))
 
     def _fill(self, card: StopReport) -> None:
-        self.border_title = Content.assemble((f" {reveal(card.title)} ", f"bold {_TONES[card.tone]}"))
+        self.border_title = Content.assemble((reveal(card.title), f"bold {_TONES[card.tone]}"))
         self.set_classes(f"-{card.tone}")
-        self.update(card_content(card))
+        self._draw(card)
+
+    def on_resize(self) -> None:
+        """Cut the lines for the new width."""
+        if self._shown is not None:
+            self._draw(report(self._shown))
+
+    def _draw(self, card: StopReport) -> None:
+        self.update(
+            card_content(card, self.content_size.width or self.app.size.width - 6, focused=self.has_focus)
+        )
 
     def on_focus(self) -> None:
         """Show that the letters act now."""
         if self._shown is not None:
-            self.update(card_content(report(self._shown), focused=True))
+            self._draw(report(self._shown))
 
     def on_blur(self) -> None:
         """Show that they do not."""
         if self._shown is not None:
-            self.update(card_content(report(self._shown)))
+            self._draw(report(self._shown))
 
     def action_ask(self, what: str) -> None:
         """Pass a letter on, where it means something now."""
@@ -79,12 +91,13 @@ class StopCard(Static, can_focus=True):
         self.post_message(self.Asked(what))
 
 
-def card_content(card: StopReport, *, focused: bool = False) -> Content:
-    """Return the inside of the card."""
+def card_content(card: StopReport, width: int, *, focused: bool = False) -> Content:
+    """Return the inside of the card; what a layer said is cut to one line (the whole is in the details)."""
+    said = max(8, width - SAID_AT)
     lines = [
         Content.assemble(
             (f"{lamp.layer.title:<10} ", "$foreground"), (f"{GLYPHS[lamp.state]} ", f"{_LAMPS[lamp.state]} bold"),
-            (f"{duration(lamp.ms):>7}   ", "$peri-muted"), (_said(lamp.said), "$foreground"),
+            (f"{duration(lamp.ms):>7}   ", "$peri-muted"), (one_line(lamp.said, said), "$foreground"),
         )
         for lamp in card.lamps
     ]  # fmt: skip
@@ -99,10 +112,6 @@ def card_content(card: StopReport, *, focused: bool = False) -> Content:
         lines.append(Content.assemble((f"      and {len(card.residue) - 4} more", "$peri-muted")))
     lines.append(_keys(card, focused))
     return Content("\n").join(lines)
-
-
-def _said(said: str) -> str:
-    return reveal(said).replace("\n", " ")
 
 
 def _keys(card: StopReport, focused: bool) -> Content:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from peri_tui.core.sanitize import one_line
 from peri_tui.core.states import TaskState
 from peri_tui.tui.stop_report import clock as running_time
-from peri_tui.tui.stop_report import headline
+from peri_tui.tui.stop_report import headline, report
 from peri_tui.tui.view_model import TaskView, ViewState
 from peri_tui.tui.widgets.stop_button import StopButton
 
@@ -127,9 +127,16 @@ def _over(task: TaskView) -> list[Part]:
         return [("✓ " + headline(task, end), "$foreground")]
     if end.state == TaskState.FAILED and not end.stop_reason:
         return [("✗ Failed", "$error"), (" · " + one_line(end.message, 200), "$foreground")]
-    tone = "$success" if task.verified else "$error"
-    glyph = "■ " if task.verified else "✗ "
-    return [(glyph + one_line(headline(task, end), 400), tone)]
+    if task.verified:
+        tone = {"ok": "$success", "warn": "$warning", "fail": "$error"}[report(task).tone]
+        left = len(end.files.not_restored)
+        more = [(f" · {left} not restored", tone)] if left else []
+        return [("■ " + one_line(headline(task, end), 200), tone), *more]
+    lamp = task.waits_for()
+    return [
+        ("✗ Not verified", "$error bold"),
+        (f" · {lamp.layer.title}" if lamp is not None else "", "$error"),
+    ]
 
 
 def _running(task: TaskView, now: int) -> list[Part]:
@@ -143,6 +150,8 @@ def _running(task: TaskView, now: int) -> list[Part]:
     if task.step:
         doing = one_line(task.doing, 16)
         parts.append((f"   step {task.step} {doing}".rstrip(), "$foreground"))
+    if task.state is TaskState.WAITING:
+        return [*parts, *_cost(task)]
     quiet = max(0.0, (now - task.alive) / 1e9)
     style = "$warning" if quiet >= QUIET_S else "$peri-muted"
     parts.append((f"   alive {quiet:4.1f} s ago", style))

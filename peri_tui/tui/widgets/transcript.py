@@ -28,6 +28,13 @@ DRAWN_AT_ONCE: Final = 12
 BATCH: Final = 6
 PLACEHOLDER_CHARS: Final = 4000
 
+GREETING: Final = (
+    ("p e r i", "accent", True),
+    ("", "muted", False),
+    ("Describe a task. While it runs, Esc stops it, at any moment:", "foreground", False),
+    ("five layers answer for it, and the files come back.", "muted", False),
+)
+
 Key = tuple[int, int, Palette, bool]
 
 
@@ -221,12 +228,22 @@ class Transcript(ScrollView, can_focus=True):
         return strip.adjust_cell_length(self.size.width, base).apply_style(base)
 
     def _strip(self, line: int) -> Strip:
+        if not self._rows:
+            return self._greeting(line)
         if not 0 <= line < self._tops[-1]:
             return Strip([])
         index = bisect_right(self._tops, line) - 1
         row = self._rows[index]
         within = line - self._tops[index] - row.gap
         return row.strips[within] if 0 <= within < len(row.strips) else Strip([])
+
+    def _greeting(self, line: int) -> Strip:
+        top = max(1, self.size.height // 2 - len(GREETING))
+        if self._palette is None or not 0 <= line - top < len(GREETING):
+            return Strip([])
+        text, colour, bold = GREETING[line - top]
+        style = Style(color=getattr(self._palette, colour), bold=bold)
+        return Strip([Segment(" " * max(2, (self.size.width - len(text)) // 2)), Segment(text, style)])
 
     def get_content_height(self, *_args: Any, **_options: Any) -> int:
         """Return the number of lines (for an automatic height)."""

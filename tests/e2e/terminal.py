@@ -24,7 +24,7 @@ CTRL_C = b"\x03"
 ENTER = b"\r"
 
 _CLEARED = ("NO_COLOR", "TEXTUAL_THEME", "TMUX", "STY", "SSH_CONNECTION", "SSH_TTY", "SSH_CLIENT", "ESCDELAY",
-            "PERI_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "PERI_BASE_URL", "PERI_MODEL", "container",
+            "COLUMNS", "LINES", "PERI_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "PERI_BASE_URL", "PERI_MODEL", "container",
             "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")  # fmt: skip
 
 

@@ -434,7 +434,8 @@ def _unreachable(where: str, error: BaseException) -> ModelUnreachable:
             )
         if isinstance(cause, OSError):
             return ModelUnreachable(f"{where}: {cause.strerror or cause}", retry=True)
-        cause = cause.__cause__
+        # httpcore raises again "from None", so the reason is left in the context only.
+        cause = cause.__cause__ or cause.__context__
     return ModelUnreachable(f"{where}: {error}", retry=False)
 
 
@@ -469,9 +470,17 @@ def post_cancel(
     reason: str = "user",
     mode: str = "graceful",
     epoch: int = 0,
+    t_ui: int = 0,
+    attempt: int = 1,
     timeout: float = 2.0,
 ) -> dict[str, Any]:
     """Ask an agent to end a task, over a connection of its own; any thread, no event loop.
+
+    Args:
+        socket_path: the agent's Unix socket.
+        task, reason, mode, epoch, attempt: as in ``Cancel``.
+        t_ui: monotonic nanoseconds of the key press, where the time of a stop begins; 0 if there was none.
+        timeout: seconds for the whole.
 
     Returns:
         The agent's answer: a ``cancel.accepted``, ``cancel.noop`` or ``error`` message as a dictionary.
@@ -479,7 +488,7 @@ def post_cancel(
     Raises:
         AgentUnreachable: nobody answered within ``timeout`` seconds, or not with JSON.
     """
-    query = urlencode({"epoch": epoch, "reason": reason, "mode": mode})
+    query = urlencode({"epoch": epoch, "reason": reason, "mode": mode, "t_ui": t_ui, "attempt": attempt})
     return _ask(socket_path, "POST", f"/v1/tasks/{quote(task, safe='')}/cancel?{query}", timeout)
 
 

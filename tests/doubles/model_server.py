@@ -6,7 +6,8 @@
 
 The first line on stdout is the port. The script is a list of replies, or ``{"replies": [...], "strict": true}``. A
 reply is a list of steps, or ``{"when": TEXT, "steps": [...]}``: such a reply serves the requests whose last user
-message contains TEXT. Replies of one ``when`` (or of none) are used in order, the last one repeats.
+message contains TEXT (the longest TEXT that fits wins). Replies of one ``when`` (or of none) are used in order, the
+last one repeats.
 
 Steps::
 
@@ -91,7 +92,7 @@ class Script:
         """Return the steps for this history."""
         users = [text_of(message) for message in messages if message.get("role") == "user"]
         last = users[-1] if users else ""
-        when = next((key for key in self._queues if key and key in last), "")
+        when = max((key for key in self._queues if key in last), key=len, default="")
         queue = self._queues.get(when)
         if not queue:
             return [{"text": "ok"}]

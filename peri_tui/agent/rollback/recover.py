@@ -69,8 +69,10 @@ def recover(
     found = []
     for file, story in _left(paths):
         begin = story.begin
-        if begin is None:
-            _remove_empty(file, story)
+        if begin is None and story.damage is not None:
+            found.append(Recovered(file.stem, "", None, f"{file}: damaged at byte {story.damage}"))
+        elif begin is None:
+            _remove_empty(file)
         elif only_task in (None, begin.task) and (_is_self(begin.owner) or is_owner_dead(begin.owner)):
             taken = _recover(paths, file, progress)
             found += [taken] if taken else []
@@ -92,10 +94,8 @@ def _left(paths: Paths) -> list[tuple[Path, Story]]:
     return sorted(found, key=lambda pair: -(pair[1].begin.wall if pair[1].begin else 0))
 
 
-def _remove_empty(file: Path, story: Story) -> None:
+def _remove_empty(file: Path) -> None:
     """A journal whose first record was never written: nothing was done under it."""
-    if story.damage is not None:
-        return
     with suppress(OSError):
         opened = Journal.resume(file)
         if opened is not None:

@@ -47,10 +47,10 @@ from peri_tui.sockets import (
 
 if TYPE_CHECKING:
     import httpx
-    from httpcore import AsyncNetworkBackend, AsyncNetworkStream
+    from httpcore import AsyncNetworkBackend, AsyncNetworkStream, NetworkBackend, NetworkStream
 else:
     # httpcore's backends are called by name, never checked by type; importing it here would cost every start.
-    AsyncNetworkBackend = AsyncNetworkStream = object
+    AsyncNetworkBackend = AsyncNetworkStream = NetworkBackend = NetworkStream = object
 
 T = TypeVar("T")
 
@@ -510,13 +510,83 @@ def get_trace(socket_path: str | os.PathLike[str], task: str, *, timeout: float 
     return _ask(socket_path, "GET", f"/v1/tasks/{quote(task, safe='')}/trace", timeout)
 
 
+class _UnixStream(NetworkStream):
+    """A blocking Unix socket whose deadline is that of the whole call, not of each read."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        import httpcore
+
+        with _blocking(self._sock, self._deadline, httpcore.ReadTimeout, httpcore.ReadError):
+            return self._sock.recv(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        import httpcore
+
+        with _blocking(self._sock, self._deadline, httpcore.WriteTimeout, httpcore.WriteError):
+            self._sock.sendall(buffer)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return None
+
+
+class _UnixBackend(NetworkBackend):
+    """Connects to a Unix socket; unlike httpcore's own it closes the socket when nobody listens."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> NetworkStream:
+        import httpcore
+
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _blocking(sock, self._deadline, httpcore.ConnectTimeout, httpcore.ConnectError):
+                sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return _UnixStream(sock, self._deadline)
+
+
+@contextlib.contextmanager
+def _blocking(
+    sock: socket.socket, deadline: float, late: type[Exception], broken: type[Exception]
+) -> Iterator[None]:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise late("the time is over")
+    sock.settimeout(left)
+    try:
+        yield
+    except TimeoutError as error:
+        raise late(str(error)) from error
+    except OSError as error:
+        raise broken(error.strerror or str(error)) from error
+
+
 def _ask(socket_path: str | os.PathLike[str], method: str, target: str, timeout: float) -> dict[str, Any]:
+    import httpcore
     import httpx
 
-    where = f"agent at {os.fspath(socket_path)}"
+    path = os.fspath(socket_path)
+    where = f"agent at {path}"
+    deadline = time.monotonic() + timeout
+    # No TLS on a Unix socket, so no certificates: loading them would cost 0.1 s of a stop.
+    unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        # verify=False: no TLS on a Unix socket, and loading the certificates would cost 0.1 s of a stop.
-        transport = httpx.HTTPTransport(uds=os.fspath(socket_path), verify=False, trust_env=False)
+        transport = httpx.HTTPTransport(verify=unused, trust_env=False)
+        transport._pool = httpcore.ConnectionPool(
+            ssl_context=unused, uds=path, network_backend=_UnixBackend(deadline)
+        )
         with httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client:
             answer = client.request(method, f"http://localhost{target}").json()
     except httpx.TimeoutException:

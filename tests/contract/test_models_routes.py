@@ -55,11 +55,13 @@ def http(body: Any, status: str = "200 OK") -> bytes:
 
 def test_a_cancel_is_a_post_without_body(tmp_path: Path) -> None:
     with agent(tmp_path, http({"t": "cancel.accepted", "task": TASK}, "202 Accepted")) as (path, heard):
-        answer = post_cancel(path, TASK, reason="user", mode="force", epoch=3)
+        answer = post_cancel(path, TASK, reason="user", mode="force", epoch=3, t_ui=7, attempt=2)
     assert answer == {"t": "cancel.accepted", "task": TASK}
     head, _, body = heard[0].partition(b"\r\n\r\n")
     lines = head.decode().lower().split("\r\n")
-    assert head.startswith(f"POST /v1/tasks/{TASK}/cancel?epoch=3&reason=user&mode=force HTTP/1.1".encode())
+    assert head.startswith(
+        f"POST /v1/tasks/{TASK}/cancel?epoch=3&reason=user&mode=force&t_ui=7&attempt=2 ".encode()
+    )
     assert "host: localhost" in lines
     assert body == b""
     assert not [line for line in lines if line.startswith(("origin", "transfer-encoding"))]
@@ -112,3 +114,10 @@ def test_what_is_no_answer_is_unreachable(tmp_path: Path, answer: bytes | None, 
 def test_no_agent_at_all(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachable, match=str(tmp_path / "none.sock")):
         post_cancel(tmp_path / "none.sock", TASK)
+
+
+def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
+    with agent(tmp_path, b"") as (path, _), pytest.raises(AgentUnreachable):
+        get_task(path, TASK)
+    with pytest.raises(AgentUnreachable, match="refused"):
+        get_task(path, TASK)

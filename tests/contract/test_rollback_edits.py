@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,6 +84,9 @@ def git(ws: Path, *words: str) -> bytes:
     ).stdout
 
 
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
 def make_dirty(ws: Path) -> None:
     git(ws, "init", "-q")
     git(ws, "add", "plain.txt", "crlf.txt")
@@ -93,6 +98,7 @@ def make_dirty(ws: Path) -> None:
     (ws / "plain.txt").write_bytes(b"unstaged\n")
 
 
+@needs_git
 def test_dirty_git_tree_is_byte_equal_after_a_task_without_writes(paths: Paths, ws: Path) -> None:
     make_dirty(ws)
     status = git(ws, "status", "--porcelain=2", "-z")
@@ -106,6 +112,7 @@ def test_dirty_git_tree_is_byte_equal_after_a_task_without_writes(paths: Paths, 
     assert not paths.data.exists()
 
 
+@needs_git
 def test_dirty_git_tree_is_back_after_edits(paths: Paths, ws: Path) -> None:
     make_dirty(ws)
     status = git(ws, "status", "--porcelain=2", "-z")
@@ -409,6 +416,47 @@ def test_undo_refuses_with_a_reason(task: Transaction, paths: Paths, ws: Path) -
     task.rollback()
     with pytest.raises(RollbackError, match="restored already"):
         undo(paths, ws, "TASK1")
+
+
+# A store in another file system
+
+
+@pytest.fixture
+def far(tmp_path: Path):
+    """A workspace in another file system than Peri's folders."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or os.stat(memory).st_dev == os.stat(tmp_path).st_dev:
+        pytest.skip("no second file system to write in")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        try:
+            yield build_workspace(Path(folder) / "ws")
+        except OSError as error:
+            pytest.skip(f"the second file system lacks something: {error}")
+
+
+def test_store_in_another_file_system_puts_back_too(far: Path, paths: Paths) -> None:
+    before = survey(far)
+    task = Transaction.open(paths, far, "FAR")
+    for name in CONTENTS:
+        task.edit(name, b"agent", expected_sha=None)
+    task.edit("crlf.txt", None, expected_sha=None)
+    task.edit("link", None, expected_sha=None)
+    task.edit("plain.txt", None, expected_sha=None)
+    task.edit("a/b", b"agent", expected_sha="")
+    assert task.rollback().complete
+    assert differences(before, survey(far)) == []
+
+
+def test_last_name_of_a_file_in_another_file_system_is_noted(far: Path, paths: Paths) -> None:
+    task = Transaction.open(paths, far, "FAR")
+    task.edit("plain.txt", None, expected_sha=None)
+    task.edit("sub/second name", None, expected_sha=None)
+    evidence = task.rollback()
+    assert evidence.complete
+    assert (
+        (far / "plain.txt").read_bytes() == (far / "sub/second name").read_bytes() == CONTENTS[b"plain.txt"]
+    )
+    assert any("had 2 names" in note for note in evidence.notes)
 
 
 # Commands

@@ -83,6 +83,7 @@ def edit_all(ws: Path, paths: Paths) -> Transaction:
     task.edit("link", None, expected_sha=None)
     task.edit("crlf.txt", b"agent again", expected_sha=None)
     task.edit("private", b"", expected_sha=None)
+    task.edit("sub/second name", None, expected_sha=None)
     return task
 
 

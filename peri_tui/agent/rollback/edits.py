@@ -67,7 +67,7 @@ def _look_file(folder: int, name: bytes) -> Before:
             sha, size = hash_fd(fd)
             return Before(make_state(info, sha=sha, size=size, xattrs=xattrs))
         data = b""
-        while chunk := os.pread(fd, IN_MEMORY, len(data)):
+        while chunk := os.pread(fd, max(info.st_size - len(data), 0) + 1, len(data)):
             data += chunk
         sha = hashlib.sha256(data).hexdigest()
         return Before(make_state(info, sha=sha, size=len(data), xattrs=xattrs), data)

@@ -15,9 +15,8 @@ from peri_tui.agent.rollback import place
 from peri_tui.agent.rollback.beneath import Root
 from peri_tui.agent.rollback.edits import IN_MEMORY
 from peri_tui.agent.rollback.journal import AnyRecord, Done, Intent, RollbackBegun, Seen, Void, of_kind
-from peri_tui.agent.rollback.node import NONE, State, observe_path, same
+from peri_tui.agent.rollback.node import NONE, State, observe_path, open_file, same
 from peri_tui.agent.rollback.segments import BadBlob, SegmentStore
-from peri_tui.errors import ToolError
 
 AS_BEFORE, OURS, THEIRS, BLOCKED = "as_before", "ours", "theirs", "blocked"
 
@@ -27,7 +26,8 @@ class Item:
     """One path of a task.
 
     ``base``: before the task, or the last state that somebody else gave it in between. ``newest``: what the task
-    put there last. ``former``: what may still be there if the task died in its last step.
+    put there last. ``former``: what may still be there if the task died in its last step. ``written``: hashes of all
+    contents that the task wrote into the file itself (``in_place``), so that its other names hold them too.
     """
 
     path: bytes
@@ -37,6 +37,7 @@ class Item:
     former: State | None = None
     in_place: bool = False
     settled: bool = False
+    written: set[str] = field(default_factory=set)
 
     @property
     def ours(self) -> list[State]:
@@ -76,7 +77,10 @@ def reduce(records: Sequence[AnyRecord]) -> list[Item]:
             others = names.get(record.pre.identity, []) if record.pre.kind == "file" else []
             items[record.path] = _add(items.get(record.path), others, record, record.seq in done)
             if record.in_place:
-                names.setdefault(record.pre.identity, []).append(items[record.path])
+                sharing = names.setdefault(record.pre.identity, [])
+                sharing.append(items[record.path])
+                for item in sharing:
+                    item.written.add(record.post.sha)
     return [items[path] for path in sorted(items)]
 
 
@@ -92,7 +96,9 @@ def _add(item: Item | None, others: list[Item], intent: Intent, done: bool) -> I
         base = others[0].base if others else intent.pre
         seqs = [*(item.seqs if item else []), intent.seq]
         former = intent.pre if others and not done else None
-        return Item(intent.path, base, intent.post, seqs, former, intent.in_place, done)
+        written = set(others[0].written) if others else set()
+        in_place = intent.in_place or bool(others)
+        return Item(intent.path, base, intent.post, seqs, former, in_place, done, written)
     item.former = None if done else item.newest
     item.newest, item.settled = intent.post, done
     item.in_place = item.in_place or intent.in_place
@@ -128,15 +134,28 @@ def _rewritten(item: Item, now: State) -> bool:
 
 
 def _half_written(root: Root, store: SegmentStore, item: Item, now: State) -> bool:
-    """Tell whether a crash in the middle of an in-place write explains what is there."""
-    states = [state for state in (item.base, *item.ours) if state.kind == "file"]
-    if now.kind != "file" or now.identity != item.base.identity or now.size > IN_MEMORY:
+    try:
+        with root.parent(item.path) as (folder, name):
+            return now.identity == item.base.identity and is_written(store, item, folder, name, now)
+    except OSError:
+        return False
+
+
+def is_written(store: SegmentStore, item: Item, folder: int, name: bytes, now: State) -> bool:
+    """Tell whether a file (any name of it) holds what the task wrote in place, or what a crash in between left."""
+    if now.kind != "file" or now.sha in item.written:
+        return now.kind == "file"
+    if now.size > IN_MEMORY or item.base.kind != "file":
         return False
     try:
-        contents = [store.get(state.sha) for state in states]
-        data = root.read(item.path, IN_MEMORY).data
-    except (BadBlob, OSError, ToolError):
+        contents = [store.get(sha) for sha in {item.base.sha, *item.written}]
+        fd = open_file(folder, name)
+    except (BadBlob, OSError):
         return False
+    try:
+        data = os.pread(fd, now.size + 1, 0)
+    finally:
+        os.close(fd)
     return any(place.is_mixture(data, one, other) for one in contents for other in contents if one != other)
 
 

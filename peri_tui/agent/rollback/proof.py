@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,7 +20,19 @@ from peri_tui.agent.rollback.journal import (
     WindowOpened,
     of_kind,
 )
-from peri_tui.agent.rollback.plan import AS_BEFORE, OURS, THEIRS, Finding, Item, classify, digest, reduce
+from peri_tui.agent.rollback.node import observe, same
+from peri_tui.agent.rollback.plan import (
+    AS_BEFORE,
+    OURS,
+    THEIRS,
+    Finding,
+    Item,
+    classify,
+    digest,
+    is_written,
+    reduce,
+)
+from peri_tui.agent.rollback.scan import scan
 from peri_tui.agent.rollback.vault import Vault
 from peri_tui.agent.rollback.window import changed_since
 
@@ -64,6 +77,8 @@ def prove(vault: Vault, story: Story, reasons: Mapping[bytes, str], record: Reco
     evidence = RollbackEvidence()
     for finding in findings:
         _judge(vault.root, finding, reasons, evidence)
+    for finding in findings:
+        _judge_other_names(vault, finding, evidence)
     known = {finding.item.path for finding in findings}
     evidence.blocked.extend(f"{show(path)}: {why}" for path, why in reasons.items() if path not in known)
     if story.damage is not None:
@@ -104,6 +119,21 @@ def _judge(root: Root, finding: Finding, reasons: Mapping[bytes, str], evidence:
         evidence.notes.append(f"{show(path)}: kept, it holds files that are not the task's")
     else:
         evidence.blocked.append(f"{show(path)}: {why or 'not as it was'}")
+
+
+def _judge_other_names(vault: Vault, finding: Finding, evidence: RollbackEvidence) -> None:
+    """The task wrote into a file with several names, and this name is another file now: look at the others."""
+    item = finding.item
+    if not item.in_place or finding.now.identity == item.base.identity:
+        return
+    for path, info in scan(vault.root).rows.items():
+        if info[4] == item.base.ino and path != item.path:
+            with suppress(OSError), vault.root.parent(path) as (folder, name):
+                now = observe(folder, name)
+                if not same(now, item.base) and is_written(vault.store, item, folder, name, now):
+                    evidence.blocked.append(
+                        f"{show(path)}: not as it was, through its other name {show(item.path)}"
+                    )
 
 
 def _mode_left(finding: Finding) -> bool:

@@ -69,11 +69,13 @@ def recover(
     found = []
     for file, story in _left(paths):
         begin = story.begin
+        if only_task not in (None, file.stem):
+            continue
         if begin is None and story.damage is not None:
             found.append(Recovered(file.stem, "", None, f"{file}: damaged at byte {story.damage}"))
         elif begin is None:
             _remove_empty(file)
-        elif only_task in (None, begin.task) and (_is_self(begin.owner) or is_owner_dead(begin.owner)):
+        elif _is_self(begin.owner) or is_owner_dead(begin.owner):
             taken = _recover(paths, file, progress)
             found += [taken] if taken else []
     return found

@@ -35,9 +35,11 @@ from peri_tui.agent.rollback.plan import (
     Item,
     classify,
     folder_times,
+    is_written,
     reduce,
 )
 from peri_tui.agent.rollback.proof import RollbackEvidence, ending, prove
+from peri_tui.agent.rollback.scan import scan
 from peri_tui.agent.rollback.sweep import sweep
 from peri_tui.agent.rollback.vault import Vault
 from peri_tui.core import faults
@@ -107,6 +109,7 @@ class _Rollback:
         self._mode = mode
         self._progress = progress
         self._why: dict[bytes, str] = {}
+        self._notes: list[str] = []
         self._done = 0
         self._total = 0
         self._work = False
@@ -129,7 +132,12 @@ class _Rollback:
         evidence = prove(
             self._vault, self._journal.story(), self._why | left, lambda one: self._note(one, sync=True)
         )
-        evidence = replace(evidence, bytes_restored=self._restored, bytes_displaced=self._displaced)
+        evidence = replace(
+            evidence,
+            bytes_restored=self._restored,
+            bytes_displaced=self._displaced,
+            notes=evidence.notes + self._notes,
+        )
         self._note(ending(evidence), sync=True)
         return evidence
 
@@ -254,20 +262,44 @@ class _Rollback:
 
     def _relink(self, item: Item, folder: int) -> bool:
         """Bring back the very file that an edit displaced, when it has other names: they stay names of one file."""
-        kept = self._vault.find_kept(self._task, item.base.identity) if item.base.nlink > 1 else None
-        if kept is None:
+        if item.base.nlink < 2:
             return False
+        kept = self._vault.find_kept(self._task, item.base.identity)
+        if kept is None:
+            return self._link_sibling(item, folder)
         try:
             calls.link(*kept, folder, self._temp(item))
         except OSError:
-            return False
-        now = observe(*kept)
+            return self._link_sibling(item, folder)
+        if self._heal(item, *kept):
+            return True
+        calls.unlink(folder, self._temp(item))
+        return self._link_sibling(item, folder)
+
+    def _heal(self, item: Item, folder: int, name: bytes) -> bool:
+        """Give the file of an item its old bytes, for all its names; False when they are somebody else's now."""
+        now = observe(folder, name)
         if same(now, item.base):
-            self._rewrite(item, *kept, now, data=None)
-        else:  # changed in place before it was displaced, so every name of it is healed here
-            self._store_now(*kept)
-            self._rewrite(item, *kept, now, data=self._vault.store.get(item.base.sha))
+            self._rewrite(item, folder, name, now, data=None)
+        elif item.in_place and is_written(self._vault.store, item, folder, name, now):
+            self._store_now(folder, name)
+            self._rewrite(item, folder, name, now, data=self._vault.store.get(item.base.sha))
+        else:
+            return False
         return True
+
+    def _link_sibling(self, item: Item, folder: int) -> bool:
+        """The displaced file is in another file system: join a name of it that is still in the workspace."""
+        for path, info in scan(self._root).rows.items():
+            if info[4] != item.base.ino:
+                continue
+            with suppress(OSError), self._root.parent(path) as (other, name):
+                whole = os.stat(name, dir_fd=other, follow_symlinks=False)
+                if (whole.st_dev, whole.st_ino) == item.base.identity and self._heal(item, other, name):
+                    calls.link(other, name, folder, self._temp(item))
+                    return True
+        self._notes.append(f"{show(item.path)}: is a file of its own now, it had {item.base.nlink} names")
+        return False
 
     def _overwrite(self, finding: Finding, folder: int, name: bytes) -> None:
         data = self._vault.store.get(finding.item.base.sha)

@@ -311,12 +311,20 @@ class Transaction:
         self.window_close()
         if self._journal is not None:
             if self._own or self._by_commands:
-                self._journal.append(Committed(), sync=True)
+                self._commit(self._journal)
             else:
                 self._journal.remove()
         self._end("kept")
 
     commit = keep
+
+    def _commit(self, journal: Journal) -> None:
+        try:
+            journal.append(Committed(), sync=True)
+        except StoreFull:
+            if not self._vault.drop_ballast():
+                raise
+            journal.append(Committed(), sync=True)
 
     def rollback(self, progress: Progress = silent) -> RollbackEvidence:
         """Put back every file that the task itself changed, prove it by reading again, and end.

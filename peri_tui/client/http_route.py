@@ -28,8 +28,9 @@ def cancel_over_http(
 
         post = post_cancel
     answer = post(
-        path, request.task, reason=request.reason, mode=request.mode, epoch=request.epoch, timeout=timeout
-    )
+        path, request.task, reason=request.reason, mode=request.mode, epoch=request.epoch, t_ui=request.t_ui,
+        attempt=request.attempt, timeout=timeout,
+    )  # fmt: skip
     try:
         return msgspec.convert({**answer, "re": request.id}, CancelAccepted | CancelNoop | Failure)
     except msgspec.ValidationError as error:

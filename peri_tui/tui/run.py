@@ -22,6 +22,7 @@ from peri_tui.core.trace import TraceRecord
 from peri_tui.log import Log, read_trace
 from peri_tui.tui.app import PeriApp
 from peri_tui.tui.driver import make_driver_class
+from peri_tui.tui.first_frame import FirstFrame
 from peri_tui.tui.widgets.header import Place
 
 # The input thread sends the cancel; with the default of 5 ms it may wait that long for the interpreter.
@@ -59,6 +60,7 @@ class _Screen:
         self._log = Log(paths.log / "tui.jsonl", paths.trace, f"tui-{fresh_id()}")
         self._handle: AgentHandle | None = None
         self._opened: AgentSession | None = None
+        self._first = FirstFrame()
         self._lane = StopLane(
             paths.runtime / "no-agent-yet.sock", log=self._log, on_press=self._pressed, on_ack=self._acked
         )
@@ -100,6 +102,7 @@ class _Screen:
     async def _open(
         self, on_event: Callable[[TaskEvent], None], on_link: Callable[[Any], None]
     ) -> AgentSession:
+        self._first.follow(self._app)
         self._handle = await find_or_start(self._paths, self._workspace, settings=self._settings)
         self._lane.retarget(self._handle.socket)
         adopted = "last" if self._handle.adopted and not self._session else self._session
@@ -120,6 +123,8 @@ class _Screen:
         return read_trace(self._paths.trace, task)
 
     def _pressed(self, report: PressReport) -> None:
+        # The cancel is out; the eye comes next, and the loop last.
+        self._first.paint(report)
         self._app.lane_pressed(report)
 
     def _acked(self, request: str, answer: CancelAccepted | CancelNoop) -> None:

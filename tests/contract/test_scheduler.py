@@ -697,3 +697,56 @@ async def test_a_stop_of_a_recovering_task_changes_nothing(agent: Agent) -> None
     await agent.seen.end_of(task)
     assert await agent.scheduler.idle(5)
     assert len(agent.executor.recovered) == 1
+
+
+async def test_a_held_task_does_not_keep_an_agent_busy(agent: Agent) -> None:
+    await agent.store.register(InstanceRow("dead", 1, 1, "another boot/ns", "/w", "/s", 1.0))
+    submit = make_submit()
+    await bring(agent.store, TaskState.QUEUED, owner="dead", submit=submit)
+    await agent.scheduler.recover_dead()
+    assert await agent.scheduler.idle(0.1)
+    assert agent.scheduler.running() == []
+    await agent.scheduler.submit(submit)
+    assert not await agent.scheduler.idle(0.01)
+    assert [row.task for row in agent.scheduler.running()] == [submit.task]
+
+
+async def test_a_completion_waits_a_moment_for_the_store(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await agent.running()
+    finish, failures = agent.store.finish, 2
+
+    async def lose_the_answer(*args: object, **facts: object) -> object:
+        nonlocal failures
+        row = await finish(*args, **facts)  # type: ignore[arg-type]
+        failures -= 1
+        if failures:
+            raise StoreUnavailable("done, but the answer is lost")
+        return row
+
+    monkeypatch.setattr(agent.store, "finish", lose_the_answer)
+    agent.executor.finish(task)
+    end = await agent.seen.end_of(task)
+    assert (end.state, end.verified) == ("completed", True)
+    assert agent.executor.recovered == []
+
+
+async def test_the_look_at_the_store_goes_on_after_any_error(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make_agent(poll_s=0.01)
+    await agent.begin()
+    task = await agent.running()
+    looked, failed = agent.store.cancelling_of, asyncio.Event()
+
+    async def broken(owner: str) -> object:
+        failed.set()
+        raise ValueError("what no one thought of")
+
+    monkeypatch.setattr(agent.store, "cancelling_of", broken)
+    async with asyncio.timeout(5):
+        await failed.wait()
+    monkeypatch.setattr(agent.store, "cancelling_of", looked)
+    await agent.store.request_cancel(task, reason=StopReason.USER, cancel_id="C1")
+    assert (await agent.seen.end_of(task)).cancel_id == "C1"

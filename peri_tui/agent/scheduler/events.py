@@ -49,6 +49,7 @@ class _Channel:
     dropped: int = 0
     late: int = 0
     gap: bool = False
+    end_shown: bool = False
     sealed: bool = False
     trouble: str = ""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,6 +101,10 @@ class EventLog:
         self._channels[row.task].settle()
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="event log")
+
+    def knows(self, task: str) -> bool:
+        """Tell whether the task was opened."""
+        return task in self._channels
 
     def emit(self, task: str, event: TaskEvent) -> bool:
         """Take one event; False: dropped and counted, because the task has ended or was cut."""
@@ -206,6 +211,9 @@ class EventLog:
         channel = self._channels.get(task)
         if channel is None:
             self._tell([end])
+            return
+        if channel.end_shown:
+            # It did become durable: only the answer was lost, and a look at the store has found it.
             return
         last = [*merge(channel.pending), end]
         numbered = [
@@ -317,7 +325,8 @@ class EventLog:
                 self._fill(events[0].task)
                 return
             channel.shown = events[-1].seq
-            if isinstance(events[-1], TaskEnded):
+            channel.end_shown = isinstance(events[-1], TaskEnded)
+            if channel.end_shown:
                 self.close(events[-1].task)
         self._tell(events)
 
@@ -338,13 +347,17 @@ class EventLog:
 
     async def _fill_from_store(self, task: str) -> None:
         channel = self._channels[task]
-        try:
-            # What becomes durable while we read is asked for once more.
-            while channel.gap:
-                channel.gap = False
+        failures = 0
+        # What becomes durable while we read is asked for once more.
+        while channel.gap:
+            channel.gap = False
+            try:
                 self._show(channel, await self.replay(task, channel.shown))
-        except StoreUnavailable as error:
-            self._log.event("events.gap", task=task, layer=3, error=str(error))
+            except StoreUnavailable as error:
+                self._log.event("events.gap", task=task, layer=3, error=str(error))
+                channel.gap = True
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                failures += 1
 
 
 def merge(events: Sequence[TaskEvent]) -> Iterator[TaskEvent]:

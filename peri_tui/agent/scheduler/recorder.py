@@ -109,13 +109,10 @@ class Recorder:
         try:
             await self._patiently(lambda: self._end_once(run, end))
         except (StoreUnavailable, StaleEpoch, IllegalTransition, UnknownTask) as error:
-            if run.row.has_ended and run.row.epoch == run.epoch:
-                self._events.refresh(run.task)
-                return end, None
             marked = unrecorded(end, error)
             self._events.publish_undurable(run.task, marked)
             return marked, error
-        return end, None
+        return run.recorded or end, None
 
     async def _end_once(self, run: Run, end: TaskEnded) -> None:
         await bounded(self._events.flush(run.task))
@@ -146,12 +143,14 @@ class Recorder:
             run.learn(await self._row(run))
             if run.row.epoch != run.epoch:
                 raise StaleEpoch(f"task {run.task} has another owner")
-            if run.row.state.is_final and run.recorded is None and not run.started:
+            if run.row.has_ended:
+                # Only the owner writes ends: this one is ours, and its answer was lost; or it was never started.
+                await self._adopt_end(run, published)
                 return
             if to is not TaskState.COMPLETED and run.row.state is not TaskState.CANCELLING:
+                # A queued task ends by this; then the next round finds its end.
                 await self._pass_cancelling(run, end)
-                if run.row.state is TaskState.CANCELLED:
-                    return
+                continue
             step = self._store.finish(
                 run.task, to, end, version=run.row.version, epoch=run.epoch, history=run.history
             )
@@ -165,6 +164,13 @@ class Recorder:
                 await self._let_fill(run)
             return
         raise StoreUnavailable(f"task {run.task} changes too fast")
+
+    async def _adopt_end(self, run: Run, published: bool) -> None:
+        found = await bounded(self._store.events(run.task, run.row.last_seq - 1))
+        run.recorded = next((event for event in found if isinstance(event, TaskEnded)), None)
+        if not published:
+            self._events.refresh(run.task)
+            await self._let_fill(run)
 
     async def _let_fill(self, run: Run) -> None:
         try:

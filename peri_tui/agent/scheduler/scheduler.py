@@ -174,7 +174,7 @@ class Scheduler:
                 self.events.open(row, shown=0)
                 self.events.refresh(row.task)
                 self._table.enqueue(Run(row, self))
-            elif row.last_seq == 1 and row.state is TaskState.CANCELLED:
+            elif row.has_ended and not self.events.knows(row.task):
                 self._log.event("task cancelled before it came", task=row.task, layer=3)
                 self.events.open(row, shown=0)
                 self.events.refresh(row.task)
@@ -313,6 +313,10 @@ class Scheduler:
                 self._log.trace(ask.task, layer, ev, cancel_id=row.cancel_id, said="never started")
             if run is not None:
                 self._table.drop(run)
+        elif run is not None and not run.started and not self._table.is_active(run):
+            # Its start became durable, but the answer was lost: it has no body, and nobody else ends it.
+            run.started = True
+            self._spawn(self._supervisor.recover(run, self._table), run.task)
         if run is not None or row.state is not TaskState.CANCELLING:
             return "" if row.owner == self.instance else await self._nudge(ask, row)
         if row.owner == self.instance:

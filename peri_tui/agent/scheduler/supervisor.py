@@ -76,11 +76,14 @@ class Supervisor:
             table.drop(run)
         elif run.refused:
             await self.end_unstarted(run, table)
+        elif run.row.state is TaskState.CANCELLING and not run.started:
+            await self.recover(run, table)
         # Else its stop is on its way to the store, and drops it.
         table.pump()
 
     async def recover(self, run: Run, table: RunTable) -> None:
         """Roll back a run that has no body here, and end it."""
+        run.started = True
         await self._end(run, await self._roll_back(run, "the task's agent is gone"))
         table.drop(run)
 
@@ -114,13 +117,22 @@ class Supervisor:
         try:
             run.learn(await bounded(step))
         except (IllegalTransition, StaleVersion, StaleEpoch) as error:
-            self._log.event("task does not start", task=run.task, layer=3, error=str(error))
-            self._events.refresh(run.task)
-            return False
+            if not await self._began_before(run):
+                self._log.event("task does not start", task=run.task, layer=3, error=str(error))
+                self._events.refresh(run.task)
+                return False
         run.started = True
         self._events.refresh(run.task)
         self._log.event("task started", task=run.task, layer=3)
         return True
+
+    async def _began_before(self, run: Run) -> bool:
+        """Tell whether an earlier try did start the task, and only its answer was lost: nobody else may start it."""
+        row = await bounded(self._store.get(run.task))
+        if row is None or row.epoch != run.epoch:
+            return False
+        run.learn(row)
+        return row.state in (TaskState.RUNNING, TaskState.CANCELLING)
 
     async def _carry_out(self, run: Run) -> None:
         try:
@@ -150,18 +162,23 @@ class Supervisor:
             )  # fmt: skip
 
     async def _end(self, run: Run, end: TaskEnded) -> None:
-        if run.recorded is None and end.state == TaskState.COMPLETED:
-            try:
-                if not await self.complete(run, end):
-                    end = await self._roll_back(run, "completed after the stop")
-            except StateError as error:
-                self._log.event("completion not recorded", task=run.task, layer=3, error=str(error))
+        completed = run.recorded is None and end.state == TaskState.COMPLETED
+        if completed and not await self._may_complete(run, end):
+            end = await self._roll_back(run, "completed after the stop")
         refusal: Exception | None = None
         if run.recorded is None:
             end, refusal = await self._recorder.end(run, end)
         if isinstance(refusal, StoreUnavailable):
             self.unrecorded[run.task] = (run, end)
         self._log_end(run, run.recorded or end, refusal)
+
+    async def _may_complete(self, run: Run, end: TaskEnded) -> bool:
+        """Record a completion. False: a stop was first. True also when the store does not answer."""
+        try:
+            return await self.complete(run, end)
+        except StateError as error:
+            self._log.event("completion not recorded", task=run.task, layer=3, error=str(error))
+            return not run.token.is_set
 
     def _log_end(self, run: Run, end: TaskEnded, error: Exception | None) -> None:
         said = "" if error is None else str(error)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from peri_tui.core.messages import scrub
 from peri_tui.errors import ModelAuthFailed, ModelError, ModelRefused, ModelUnreachable
+from peri_tui.log import secret_forms
 
 _RETRY_STATUS: Final = frozenset({408, 409, 429})
 _LONGEST: Final = 300
@@ -18,7 +19,8 @@ _LONGEST: Final = 300
 def one_line(text: str, secret: str = "") -> str:
     """Return text from a server as one short line of printable characters, without the key."""
     if len(secret) >= 4:
-        text = text.replace(secret, "***")
+        for form in secret_forms(secret):
+            text = text.replace(form, "***")
     line = " ".join("".join(char if char.isprintable() else " " for char in scrub(text)).split())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
 

@@ -66,7 +66,9 @@ def files_content(files: tuple[ChangedFile, ...], lines: int) -> Content:
     if not files:
         return Content("")
     rows = [Content.assemble(("Changed", "$peri-muted bold"))]
-    for item in files:
+    # Drawn with each change, so it may cost what is seen, not what there is: a task can change thousands of files.
+    room = lines - 1 if len(files) < lines else lines - 2
+    for item in files[:room]:
         mark = {"added": "A", "modified": "M", "deleted": "D"}.get(item.kind, "?")
         by = " !" if item.by == "shell" else ""
         rows.append(
@@ -76,11 +78,16 @@ def files_content(files: tuple[ChangedFile, ...], lines: int) -> Content:
                 (by, "$warning bold"),
             )
         )
-    return Content("\n").join(_bounded(rows, lines))
+    if len(files) > room:
+        rows.append(_more(len(files) - room))
+    return Content("\n").join(rows)
 
 
 def _bounded(rows: list[Content], lines: int) -> list[Content]:
     if len(rows) <= lines:
         return rows
-    more = len(rows) - lines + 1
-    return [*rows[: lines - 1], Content.assemble((f"  {more} more", "$peri-muted"))]
+    return [*rows[: lines - 1], _more(len(rows) - lines + 1)]
+
+
+def _more(count: int) -> Content:
+    return Content.assemble((f"  {count} more", "$peri-muted"))

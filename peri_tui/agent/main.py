@@ -32,7 +32,7 @@ from peri_tui.core.ids import make_ulid
 from peri_tui.core.states import StopReason
 from peri_tui.errors import AgentUnreachable
 from peri_tui.log import Log
-from peri_tui.net import post_cancel
+from peri_tui.net import post_cancel, warm
 
 SHUTDOWN_S: Final = 12.0
 RECOVER_S: Final = 120.0
@@ -143,8 +143,11 @@ async def serve(
     if parent_fd >= 0:
         presence.watch_pipe(parent_fd)
     _say_ready(ready_fd, {"ready": True, "pid": os.getpid()})
+    # The first model request would otherwise import the HTTP client on the loop, and a stop in that moment would wait.
+    warming = asyncio.get_running_loop().run_in_executor(None, warm)
     agent.log.event("agent ready", layer=2, workspace=str(workspace))
     await done.wait()
+    await asyncio.wait({warming}, timeout=1.0)
     presence.close()
     await server.close()
     await _dismantle(agent)

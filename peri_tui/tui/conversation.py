@@ -153,9 +153,12 @@ class Conversation:
 
     def _add(self, block: Block) -> None:
         self.blocks.append(block)
+        self._grew()
+
+    def _grew(self) -> None:
         self.version += 1
         if len(self.blocks) > BLOCKS_KEPT:
-            self.drop_first(BLOCKS_KEPT // 10)
+            self.drop_first(len(self.blocks) - BLOCKS_KEPT * 9 // 10)
 
     def _delta(self, event: Delta) -> None:
         if event.ch == "tool_out":
@@ -205,7 +208,7 @@ class Conversation:
         if fresh:
             # The tail is always the last block: whatever comes after it closes it first.
             self.blocks[-1:-1] = fresh
-            self.version += 1
+            self._grew()
 
     def _drop_tail(self) -> None:
         tail, self._tail = self._tail, None

@@ -26,7 +26,9 @@ LONG_CHARS: Final = 400
 
 
 class QuestionScreen(Overlay[str | None]):
-    """Base: dismissed with an outcome, or with None when nobody answered."""
+    """Base: dismissed with an outcome, or with None when nobody answered. The focus is on the safe answer."""
+
+    AUTO_FOCUS = "#deny"
 
     def __init__(self, clock: Callable[[], int]) -> None:
         super().__init__(clock)
@@ -93,10 +95,6 @@ class PermissionScreen(QuestionScreen):
         what = "command" if self.question.tool == "shell" else "change"
         return f"This exact {what}, this session  s"
 
-    def on_mount(self) -> None:
-        """Put the focus on the safe answer."""
-        self.query_one("#deny", Button).focus()
-
 
 def command(asked: Asked) -> Content:
     """Return the whole text that is to be allowed, nothing elided."""
@@ -150,7 +148,3 @@ class TrustScreen(QuestionScreen):
         with Horizontal(classes="q-buttons"):
             yield Button("No  n", id="deny", name="no", compact=True)
             yield Button("Yes, read them  y", id="once", name="yes", compact=True)
-
-    def on_mount(self) -> None:
-        """Put the focus on the safe answer."""
-        self.query_one("#deny", Button).focus()

@@ -37,7 +37,8 @@ class Hints(Widget):
 
     def render(self) -> Content:
         """Return the line for the present width."""
-        groups, left = [], self.size.width - 1
+        groups: list[list[Part]] = []
+        left = self.size.width - 1
         for group in hint_groups(self._view, self._hint):
             left -= sum(cell_len(text) for text, _style in group)
             if left < 0 and groups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, ClassVar, Final
 
 from rich.segment import Segment
@@ -25,7 +25,10 @@ from peri_tui.tui.theming import Palette
 
 MAX_STRIPS: Final = 20_000
 DRAWN_AT_ONCE: Final = 12
-BATCH: Final = 6
+BATCH: Final = 40
+BATCH_CHARS: Final = 8000
+NEAR: Final = 60
+WATCHED: Final = 200
 PLACEHOLDER_CHARS: Final = 4000
 
 GREETING: Final = (
@@ -35,17 +38,28 @@ GREETING: Final = (
     ("five layers answer for it, and the files come back.", "muted", False),
 )
 
-Key = tuple[int, int, Palette, bool]
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What lines are drawn for; another width, theme or folding is another look."""
+
+    width: int
+    palette: Palette
+    unfolded: bool
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A block with its lines; ``key`` is what they were drawn for."""
+    """A block with its lines, and the version and look that they were drawn for."""
 
     block: Block
     gap: int = 0
-    key: Key | None = None
+    version: int = -1
+    look: _Look | None = None
     strips: list[Strip] = field(default_factory=list)
+
+    def is_stale(self, look: _Look | None) -> bool:
+        return self.look is not look or self.version != self.block.version
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -65,7 +79,8 @@ class Transcript(ScrollView, can_focus=True):
         self._following = True
         self._moving = False
         self._drawing = False
-        self._palette: Palette | None = None
+        self._look: _Look | None = None
+        self._stale: set[_Row] = set()
 
     @property
     def follows(self) -> bool:
@@ -75,7 +90,7 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def settled(self) -> bool:
         """True when every block is drawn for this size and theme."""
-        return not self._drawing and not any(self._stale(row) for row in self._rows)
+        return not self._drawing and not self._stale
 
     @property
     def lines(self) -> list[str]:
@@ -101,89 +116,107 @@ class Transcript(ScrollView, can_focus=True):
         """Take over what changed in the conversation."""
         if not self.is_attached or self.size.width == 0:
             return
-        self._palette = Palette.of(self.app.theme_variables, dark=self.app.current_theme.dark)
-        first_visible, offset = self._anchor()
+        row, offset = self._anchor()
+        fresh_look = self._take_look()
         self._match()
+        self._find_stale(everything=fresh_look or len(self._rows) < WATCHED)
         self._draw_newest()
-        self._trim()
-        self._arrange(first_visible, offset)
-        if not self._drawing and any(self._stale(row) for row in self._rows):
+        self._arrange(row, offset)
+        if self._stale and not self._drawing:
             self._drawing = True
             self.run_worker(self._draw_rest(), group="draw", exit_on_error=False)
 
+    def _take_look(self) -> bool:
+        palette = Palette.of(self.app.theme_variables, dark=self.app.current_theme.dark)
+        look = _Look(self.scrollable_content_region.width, palette, self._conversation.unfolded)
+        if look == self._look:
+            return False
+        self._look = look
+        return True
+
     def _match(self) -> None:
-        blocks = self._conversation.blocks
-        old = {id(row.block): row for row in self._rows}
-        rows = [old.get(id(block)) or _Row(block) for block in blocks]
-        before: Block | None = None
-        for row in rows:
-            row.gap = _gap(before, row.block)
-            before = row.block
-        self._rows = rows
+        # Blocks are added near the end and dropped at the start; what is between keeps its rows.
+        blocks, rows = self._conversation.blocks, self._rows
+        same = min(len(blocks), len(rows))
+        if same and rows[0].block is not blocks[0]:
+            same = 0
+        while same and rows[same - 1].block is not blocks[same - 1]:
+            same -= 1
+        known = {id(row.block): row for row in rows[same:]}
+        kept = rows[:same]
+        before = blocks[same - 1] if same else None
+        for block in blocks[same:]:
+            row = known.pop(id(block), None) or _Row(block)
+            row.gap = _gap(before, block)
+            kept.append(row)
+            before = block
+        self._stale.difference_update(known.values())
+        self._rows = kept
 
-    def _key(self, row: _Row) -> Key:
-        assert self._palette is not None
-        unfolded = self._conversation.unfolded and row.block.kind is Kind.TOOL
-        return (row.block.version, self.scrollable_content_region.width, self._palette, unfolded)
-
-    def _stale(self, row: _Row) -> bool:
-        return self._palette is not None and row.key != self._key(row)
+    def _find_stale(self, *, everything: bool) -> None:
+        # Only the newest blocks change by themselves; looking at all of them would cost more than drawing.
+        rows = self._rows if everything else self._rows[-WATCHED:]
+        self._stale.update(row for row in rows if row.is_stale(self._look))
 
     def _draw_newest(self) -> None:
         for row in self._rows[-DRAWN_AT_ONCE:]:
-            if not self._stale(row):
+            if row not in self._stale:
                 continue
             if row.block.kind is not Kind.MARKDOWN:
-                self._put(row, self._key(row), self._draw(row))
+                self._put(row, row.block.version, self._look, self._draw(row.block))
             elif not row.strips and len(row.block.text) <= PLACEHOLDER_CHARS:
-                row.strips = self._placeholder(row)
+                # Until the thread has drawn it, a sealed block looks as it did while it was the tail.
+                row.strips = self._draw(Block(Kind.TAIL, row.block.text))
 
-    def _draw(self, row: _Row) -> list[Strip]:
-        _version, width, palette, unfolded = self._key(row)
-        return draw(row.block, width, palette, unfolded=unfolded)
+    def _draw(self, block: Block) -> list[Strip]:
+        assert self._look is not None
+        return draw(block, self._look.width, self._look.palette, unfolded=self._look.unfolded)
 
-    def _placeholder(self, row: _Row) -> list[Strip]:
-        # Until the thread has drawn it, a sealed block looks as it did while it was the tail.
-        tail = Block(Kind.TAIL, row.block.text)
-        _version, width, palette, _unfolded = self._key(row)
-        return draw(tail, width, palette)
-
-    def _put(self, row: _Row, key: Key, strips: list[Strip]) -> None:
-        row.key, row.strips = key, strips
+    def _put(self, row: _Row, version: int, look: _Look | None, strips: list[Strip]) -> None:
+        row.version, row.look, row.strips = version, look, strips
+        if not row.is_stale(self._look):
+            self._stale.discard(row)
 
     async def _draw_rest(self) -> None:
         try:
-            while batch := self._next_batch():
-                jobs = [(row.block, *self._key(row)[1:]) for row in batch]
-                keys = [self._key(row) for row in batch]
-                drawn = await asyncio.to_thread(_draw_all, jobs)
-                first_visible, offset = self._anchor()
-                for row, key, strips in zip(batch, keys, drawn, strict=True):
-                    self._put(row, key, strips)
-                self._trim()
-                self._arrange(first_visible, offset)
+            while (batch := self._next_batch()) and (look := self._look) is not None:
+                versions = [row.block.version for row in batch]
+                drawn = await asyncio.to_thread(_draw_all, [row.block for row in batch], look)
+                anchor, offset = self._anchor()
+                for row, version, strips in zip(batch, versions, drawn, strict=True):
+                    self._put(row, version, look, strips)
+                self._arrange(anchor, offset)
         finally:
             self._drawing = False
 
     def _next_batch(self) -> list[_Row]:
-        stale = [index for index, row in enumerate(self._rows) if self._stale(row)]
-        if not stale or not self.is_attached:
+        """Return stale rows, those near the view first, as many as are drawn in a few milliseconds."""
+        if not self._stale or not self.is_attached:
             return []
-        row, _offset = self._anchor()
-        middle = self._rows.index(row) if row in self._rows else len(self._rows)
-        stale.sort(key=lambda index: abs(index - middle))
-        return [self._rows[index] for index in stale[:BATCH]]
+        first = max(0, bisect_right(self._tops, self.scroll_offset.y) - 1)
+        near = self._rows[first : first + NEAR] or self._rows[-NEAR:]
+        chosen: list[_Row] = []
+        chars = 0
+        for row in chain((row for row in near if row in self._stale), self._stale):
+            if chars > BATCH_CHARS or len(chosen) >= BATCH:
+                break
+            if row not in chosen:
+                chosen.append(row)
+                chars += len(row.block.text)
+        return chosen
 
     def _trim(self) -> None:
-        total = sum(len(row.strips) + row.gap for row in self._rows)
-        if total <= MAX_STRIPS:
+        if self._tops[-1] <= MAX_STRIPS:
             return
-        drop, goal = 0, total - MAX_STRIPS * 9 // 10
-        while drop < len(self._rows) - 1 and goal > 0:
-            goal -= len(self._rows[drop].strips) + self._rows[drop].gap
-            drop += 1
+        drop = bisect_right(self._tops, self._tops[-1] - MAX_STRIPS * 9 // 10)
+        drop = min(drop, len(self._rows) - 1)
+        self._stale.difference_update(self._rows[:drop])
         del self._rows[:drop]
         self._conversation.drop_first(drop)
+        self._measure()
+
+    def _measure(self) -> None:
+        self._tops = list(accumulate([len(row.strips) + row.gap for row in self._rows], initial=0))
 
     # --- position --------------------------------------------------------------------------------------------------------
 
@@ -195,7 +228,8 @@ class Transcript(ScrollView, can_focus=True):
         return self._rows[index], y - self._tops[index]
 
     def _arrange(self, row: _Row | None, offset: int) -> None:
-        self._tops = list(accumulate((len(item.strips) + item.gap for item in self._rows), initial=0))
+        self._measure()
+        self._trim()
         self._moving = True
         try:
             self.virtual_size = Size(self.scrollable_content_region.width, self._tops[-1])
@@ -239,10 +273,10 @@ class Transcript(ScrollView, can_focus=True):
 
     def _greeting(self, line: int) -> Strip:
         top = max(1, self.size.height // 2 - len(GREETING))
-        if self._palette is None or not 0 <= line - top < len(GREETING):
+        if self._look is None or not 0 <= line - top < len(GREETING):
             return Strip([])
         text, colour, bold = GREETING[line - top]
-        style = Style(color=getattr(self._palette, colour), bold=bold)
+        style = Style(color=getattr(self._look.palette, colour), bold=bold)
         return Strip([Segment(" " * max(2, (self.size.width - len(text)) // 2)), Segment(text, style)])
 
     def get_content_height(self, *_args: Any, **_options: Any) -> int:
@@ -250,17 +284,17 @@ class Transcript(ScrollView, can_focus=True):
         return self._tops[-1]
 
 
-def _draw_all(jobs: list[tuple[Block, int, Palette, bool]]) -> list[list[Strip]]:
-    return [_draw_one(block, width, palette, unfolded) for block, width, palette, unfolded in jobs]
+def _draw_all(blocks: list[Block], look: _Look) -> list[list[Strip]]:
+    return [_draw_one(block, look) for block in blocks]
 
 
-def _draw_one(block: Block, width: int, palette: Palette, unfolded: bool) -> list[Strip]:
+def _draw_one(block: Block, look: _Look) -> list[Strip]:
     try:
-        return draw(block, width, palette, unfolded=unfolded)
+        return draw(block, look.width, look.palette, unfolded=look.unfolded)
     except Exception:
         # Text that a highlighter or the Markdown parser chokes on is still text.
-        style = Style(color=palette.foreground)
-        return [Strip([Segment("  " + line, style)]) for line in wrap(block.text, max(8, width - 4))]
+        style = Style(color=look.palette.foreground)
+        return [Strip([Segment("  " + line, style)]) for line in wrap(block.text, max(8, look.width - 4))]
 
 
 def _gap(before: Block | None, block: Block) -> int:

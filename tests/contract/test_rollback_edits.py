@@ -230,7 +230,7 @@ NAMES = [
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES), st.one_of(st.none(), st.binary(max_size=20))), max_size=12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(steps=STEPS, end=st.sampled_from(["rollback", "undo", "recover"]))
 def test_any_sequence_of_edits_is_put_back(
     tmp_path_factory: pytest.TempPathFactory, steps: list, end: str
@@ -744,3 +744,56 @@ def test_journal_holds_the_whole_story(task: Transaction, paths: Paths, ws: Path
     assert story.ended == ""
     task.rollback()
     assert read(file).ended == "restored"
+
+
+def test_rollback_that_the_disk_broke_off_can_be_called_again(task: Transaction, ws: Path, probe) -> None:
+    before = survey(ws)
+    task.edit("crlf.txt", b"x", expected_sha=None)
+    probe(Fail(errno.EIO, "syncfs"))
+    with pytest.raises(OSError, match="Input/output error"):
+        task.rollback()
+    assert task.rollback().complete
+    assert differences(before, survey(ws)) == []
+
+
+def test_end_is_recorded_on_a_full_disk_by_giving_up_the_ballast(
+    task: Transaction, paths: Paths, ws: Path, probe
+) -> None:
+    task.edit("crlf.txt", b"x", expected_sha=None)
+    probe(Fail(errno.ENOSPC, "write"))
+    task.keep()
+    assert recover(paths) == []
+    assert (ws / "crlf.txt").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        (("plain.txt",), b"user"),
+        (("plain.txt", "sub/second name"), b"user"),
+    ],
+)
+def test_users_bytes_in_a_file_with_two_names_stay(
+    task: Transaction, ws: Path, names: tuple, change: bytes
+) -> None:
+    """The agent takes one name away; the user writes through the other: that stays, the taken name comes back."""
+    task.edit(names[0], None, expected_sha=None)
+    (ws / "sub/second name").write_bytes(change)
+    if len(names) > 1:
+        task.edit("sub/second name", b"agent", expected_sha=None)
+    evidence = task.rollback()
+    assert evidence.complete
+    assert (ws / "sub/second name").read_bytes() == change
+    assert (ws / "plain.txt").read_bytes() == CONTENTS[b"plain.txt"]
+
+
+def test_what_an_editor_writes_into_the_displaced_file_is_kept(
+    task: Transaction, paths: Paths, ws: Path
+) -> None:
+    with open(ws / "crlf.txt", "r+b") as editor:
+        task.edit("crlf.txt", b"agent", expected_sha=None)
+        editor.write(b"late words")
+    assert any(data.startswith(b"late words") for data in trash(paths))
+    task.rollback()
+    assert any(data.startswith(b"late words") for data in trash(paths))
+    assert (ws / "crlf.txt").read_bytes() == CONTENTS[b"crlf.txt"]

@@ -154,12 +154,13 @@ def store_before(store: SegmentStore, root: Root, rel: bytes, before: Before) ->
 
 
 def state_after(before: State, data: bytes | None, umask: int) -> State:
-    """Return the state that an edit makes: mode, owner and attributes stay as they were."""
+    """Return the state that an edit makes: mode, owner, attributes stay; the inode only when written in place."""
     if data is None:
         return NONE
     sha = hashlib.sha256(data).hexdigest()
     if before.kind == "file":
-        return msgspec.structs.replace(before, sha=sha, size=len(data), mtime=0)
+        after = msgspec.structs.replace(before, sha=sha, size=len(data), mtime=0)
+        return after if before.nlink > 1 else msgspec.structs.replace(after, dev=0, ino=0)
     return State(kind="file", sha=sha, size=len(data), mode=0o666 & ~umask, nlink=1)
 
 

@@ -86,17 +86,17 @@ def reduce(records: Sequence[AnyRecord]) -> list[Item]:
 
 def _add(item: Item | None, others: list[Item], intent: Intent, done: bool) -> Item:
     """Return the item of a path with one more intent; ``others`` were written in place through the same inode."""
-    others = [other for other in others if other is not item and same(other.newest, intent.pre)]
-    if intent.in_place:
-        for other in others:
+    others = [other for other in others if other is not item and intent.pre.sha in other.written]
+    for other in others if intent.in_place else []:
+        if same(other.newest, intent.pre) and other.newest.identity == intent.pre.identity:
             other.former, other.newest = None if done else other.newest, intent.post
     if item is None or not _follows(item, intent):
         # First touch, or somebody else gave it other bytes since: those are what a rollback must return to. Unless
         # the task wrote them itself, through another name of the same file.
-        base = others[0].base if others else intent.pre
+        base = others[-1].base if others else intent.pre
         seqs = [*(item.seqs if item else []), intent.seq]
         former = intent.pre if others and not done else None
-        written = set(others[0].written) if others else set()
+        written = set(others[-1].written) if others else set()
         in_place = intent.in_place or bool(others)
         return Item(intent.path, base, intent.post, seqs, former, in_place, done, written)
     item.former = None if done else item.newest

@@ -165,9 +165,12 @@ class _Rollback:
         for finding in out:  # first, because they free space
             self._try(finding, lambda one: self._take_out(one))
             self._step()
-        back.sort(key=lambda one: (not self._overwrites(one), one.item.base.size))
-        for at in range(0, len(back), BATCH):
-            self._batch(back[at : at + BATCH])
+        back.sort(key=lambda one: one.item.base.size)
+        whole = [one for one in back if not self._overwrites(one)]
+        # Files with several names first: a name that was taken away joins the healed file.
+        for group in ([one for one in back if self._overwrites(one)], whole):
+            for at in range(0, len(group), BATCH):
+                self._batch(group[at : at + BATCH])
         for finding in sorted(folders, key=lambda one: -one.item.path.count(b"/")):
             self._try(finding, self._remove_folder)
         for finding in findings if again else []:

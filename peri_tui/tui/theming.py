@@ -15,6 +15,7 @@ from typing import Any, Final
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
+from peri_tui.config import read_small
 from peri_tui.errors import ConfigError
 
 VARIABLE_DEFAULTS: Final[dict[str, str]] = {
@@ -96,10 +97,10 @@ def load_theme(file: Path) -> Theme:
         ConfigError: see ``load_themes``.
     """
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_small(file).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     for key in _REQUIRED:
         if key not in data:

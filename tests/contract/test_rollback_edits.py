@@ -202,7 +202,7 @@ def test_create_then_delete_leaves_nothing(task: Transaction, ws: Path) -> None:
     assert evidence.conflicts == []
 
 
-def test_two_thousand_files_come_back_with_progress(task: Transaction, ws: Path) -> None:
+def test_hundreds_of_files_come_back_in_batches_with_progress(task: Transaction, ws: Path) -> None:
     for number in range(300):
         (ws / f"f{number}").write_bytes(b"%d" % number)
     before = survey(ws)
@@ -685,12 +685,41 @@ def test_folder_that_cannot_be_written_is_blocked_and_the_rest_restored(
     assert recover(paths) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write read-only folders")
+def make_read_only(folder: Path) -> None:
+    folder.chmod(0o555)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write read-only folders")
+
+
 def test_read_only_folder_is_refused_at_the_edit(task: Transaction, ws: Path) -> None:
-    (ws / "hollow").chmod(0o555)
+    make_read_only(ws / "hollow")
     with pytest.raises(ToolError, match="permission denied"):
         task.edit("hollow/x", b"x", expected_sha=None)
     assert task.touched() == []
+
+
+def test_folder_made_read_only_since_is_blocked_then_recovered(
+    task: Transaction, paths: Paths, ws: Path
+) -> None:
+    before = survey(ws)
+    task.edit("sub/deep/inner.txt", b"x", expected_sha=None)
+    task.edit("crlf.txt", b"x", expected_sha=None)
+    make_read_only(ws / "sub/deep")
+    evidence = task.rollback()
+    (ws / "sub/deep").chmod(0o755)
+    assert evidence.blocked == ["sub/deep/inner.txt: permission denied"]
+    assert evidence.restored == ["crlf.txt"]
+    assert recover(paths)[0].complete
+    assert differences(before, survey(ws)) == []
+
+
+def test_unreadable_file_is_refused_and_named(task: Transaction, ws: Path) -> None:
+    (ws / "crlf.txt").chmod(0)
+    if os.access(ws / "crlf.txt", os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(ToolError, match=r"crlf\.txt: cannot be changed: permission denied"):
+        task.edit("crlf.txt", b"x", expected_sha=None)
+    (ws / "crlf.txt").chmod(0o644)
 
 
 def test_full_disk_while_restoring_uses_the_ballast(task: Transaction, paths: Paths, ws: Path, probe) -> None:
@@ -797,3 +826,32 @@ def test_what_an_editor_writes_into_the_displaced_file_is_kept(
     task.rollback()
     assert any(data.startswith(b"late words") for data in trash(paths))
     assert (ws / "crlf.txt").read_bytes() == CONTENTS[b"crlf.txt"]
+
+
+def test_file_system_without_exchange_puts_back_too(
+    task: Transaction, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_renameat2", lambda *_: False)
+    before = survey(ws)
+    for name in ("crlf.txt", "plain.txt", "private", "new/one"):
+        task.edit(name, b"agent", expected_sha=None)
+    task.edit("bom.txt", None, expected_sha=None)
+    (ws / "new/two").write_bytes(b"user")
+    with pytest.raises(FileChanged):
+        task.edit("new/two", b"agent", expected_sha="")
+    (ws / "new/two").unlink()
+    assert task.rollback().complete
+    assert differences(before, survey(ws)) == []
+
+
+@pytest.mark.parametrize("call", ["exchange", "move_new"])
+def test_edit_that_fails_leaves_no_temporary_file(task: Transaction, ws: Path, probe, call: str) -> None:
+    before = survey(ws, times=False)
+    for name in ("crlf.txt", "new.txt"):
+        probe(Fail(errno.EPERM, call))
+        with suppress(ToolError):
+            task.edit(name, b"x", expected_sha=None)
+        probe(None)
+        assert not list(ws.glob(".peri-*"))
+    task.rollback()
+    assert differences(before, survey(ws, times=False)) == []

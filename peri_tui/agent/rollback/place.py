@@ -81,6 +81,9 @@ def swap_in(folder: int, name: bytes, temp: bytes, new: State, expected: State, 
     except FileNotFoundError:
         calls.unlink(folder, temp)
         return Placed(False, NONE)
+    except OSError:
+        remove_quietly(folder, temp)
+        raise
     out = _observe(folder, temp)
     if same(out, expected):
         return Placed(True, out)
@@ -126,7 +129,10 @@ def put_new(folder: int, name: bytes, temp: bytes) -> Placed:
         calls.move_new(folder, temp, name)
     except FileExistsError:
         calls.unlink(folder, temp)
-        return Placed(False, observe(folder, name))
+        return Placed(False, _observe(folder, name))
+    except OSError:
+        remove_quietly(folder, temp)
+        raise
     return Placed(True, NONE)
 
 

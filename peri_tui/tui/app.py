@@ -26,6 +26,7 @@ from peri_tui.tui import theming
 from peri_tui.tui.actions import bindings
 from peri_tui.tui.desk import Desk
 from peri_tui.tui.drafts import DraftSaver
+from peri_tui.tui.driver import PeriDriver
 from peri_tui.tui.handlers import Handlers
 from peri_tui.tui.palette import PeriCommands
 from peri_tui.tui.ports import DraftKeeper, Lane, Opener, PressReport, Tracer
@@ -200,7 +201,7 @@ class PeriApp(Handlers, App[int]):
         self._sync_dialog(view)
         self.drafts.changed(self.typed, view.queued)
         if self.desk.unpainted():
-            self.screen.call_after_refresh(self.desk.painted)
+            self.screen.call_after_refresh(self._frame_done)
         if self.leaving and view.running is None:
             self.leaving = False
             self.spawn(self.leave())
@@ -243,7 +244,18 @@ class PeriApp(Handlers, App[int]):
     def _tick(self) -> None:
         self.desk.tick()
         if self.desk.unpainted():
-            self.screen.call_after_refresh(self.desk.painted)
+            self.screen.call_after_refresh(self._frame_done)
+
+    def _frame_done(self) -> None:
+        """The frame was made; it counts as painted when the terminal has taken it."""
+        if isinstance(self._driver, PeriDriver):
+            self._driver.when_shown(self._frame_shown)
+        else:
+            self.desk.painted()
+
+    def _frame_shown(self) -> None:
+        if self._ctx is not None:
+            self._ctx.run(self.desk.painted)
 
     def say(self, text: str) -> None:
         """Show a short notice; its text may come from anywhere."""

@@ -96,7 +96,6 @@ class Desk:
         self._block = block
         self._judge = PressJudge()
         self._judged = ""
-        self._painted: set[str] = set()
         self._heard_out: set[str] = set()
         self._told: set[str] = set()
         self._killing = ""
@@ -284,9 +283,8 @@ class Desk:
     def painted(self) -> None:
         """Record that the frame with *Stopping* is on the screen (called after that frame)."""
         for task in list(self.state.tasks.values()):
-            if not task.pressed or task.task in self._painted:
+            if not task.awaits_frame:
                 continue
-            self._painted.add(task.task)
             now = self._clock()
             late = (now - task.pressed) / 1e6 > PAINT_LIMIT_MS
             facts: dict[str, Any] = {"ok": False, "said": "the screen was blocked"} if late else {}
@@ -296,7 +294,7 @@ class Desk:
 
     def unpainted(self) -> bool:
         """Tell whether a press waits for its frame."""
-        return any(task.pressed and task.task not in self._painted for task in self.state.tasks.values())
+        return any(task.awaits_frame for task in self.state.tasks.values())
 
     def show(self, task: str) -> None:
         """Let bar, strip and card show this task."""

@@ -15,8 +15,9 @@ import contextlib
 import os
 import queue
 import selectors
+import sys
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 from textual import events
 from textual._ansi_sequences import SYNC_END, SYNC_START
@@ -24,6 +25,7 @@ from textual.app import ScreenStackError
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
+from peri_tui.tui.counted_output import CountedOutput
 from peri_tui.tui.key_feed import KeyFeed, escape_wait
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class PeriDriver(StopTap, LinuxDriver):
         self.frames_dropped = 0
         self._frame: list[str] | None = None
         self._owing = False
+        self._output = CountedOutput(cast("IO[str]", self._file))
         # While the terminal's modes are switched, writes wait a little instead of being dropped.
         self._patient_until = 0.0
 
@@ -144,11 +147,26 @@ class PeriDriver(StopTap, LinuxDriver):
         writer = self._writer_thread
         if writer is None or self._owing:
             return False
+        self._output.noted()
         try:
             writer._queue.put_nowait(data)
         except queue.Full:
+            self._output.withdrawn()
             return False
         return True
+
+    def when_shown(self, call: Callable[[], None]) -> None:
+        """Call back in the loop once the terminal has taken every frame so far.
+
+        While frames were dropped and the screen was not painted in full again, nothing is called: ask again later.
+        """
+        if not self._owing:
+            self._output.when_flushed(lambda: self._in_loop(call))
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        # The loop may be closed while the last frame is still on its way.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
 
     def _put(self, data: str) -> None:
         writer = self._writer_thread
@@ -158,9 +176,11 @@ class PeriDriver(StopTap, LinuxDriver):
         if self._owing and patience <= 0:
             self.frames_dropped += 1
             return
+        self._output.noted()
         try:
             writer._queue.put(data, block=patience > 0, timeout=max(patience, 0.001))
         except queue.Full:
+            self._output.withdrawn()
             self._drop()
 
     def _drop(self) -> None:
@@ -185,6 +205,9 @@ class PeriDriver(StopTap, LinuxDriver):
     def start_application_mode(self) -> None:
         """Enter the alternate screen and start the threads."""
         self._patient_until = time.monotonic() + SWITCH_PATIENCE_S
+        # The writer thread, which the base class starts, takes the file from here.
+        self._output = CountedOutput(cast("IO[str]", sys.__stderr__))
+        self._file = cast("Any", self._output)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         self._patient_until = 0.0
 

@@ -17,7 +17,7 @@ from peri_tui.client.session import AgentSession
 from peri_tui.client.stop_lane import PressReport, StopLane
 from peri_tui.config import Paths, Settings
 from peri_tui.core.messages import CancelAccepted, CancelNoop, TaskEvent
-from peri_tui.core.states import EXIT_NOT_CLEAN, TaskState
+from peri_tui.core.states import EXIT_NOT_CLEAN
 from peri_tui.core.trace import TraceRecord
 from peri_tui.log import Log, read_trace
 from peri_tui.tui.app import PeriApp
@@ -96,8 +96,8 @@ class _Screen:
         return EXIT_NOT_CLEAN if self._not_clean() else 0
 
     def _not_clean(self) -> bool:
-        stopped = [task for task in self._app.desk.state.tasks.values() if task.end is not None]
-        return bool(stopped) and stopped[-1].end.state == TaskState.CANCEL_FAILED  # type: ignore[union-attr]
+        stopped = [task for task in self._app.desk.state.tasks.values() if task.was_stopped]
+        return bool(stopped) and stopped[-1].is_unclean
 
     async def _open(
         self, on_event: Callable[[TaskEvent], None], on_link: Callable[[Any], None]

@@ -144,6 +144,22 @@ class TaskView:
             return False
         return all(lamp.state is LampState.OK for lamp in self.concerned)
 
+    @property
+    def awaits_frame(self) -> bool:
+        """True while a press was taken and nothing that shows it is on the screen yet."""
+        return self.pressed > 0 and self.lamps[0].state is LampState.ACTIVE
+
+    @property
+    def was_stopped(self) -> bool:
+        """True once it ended other than by finishing."""
+        return self.end is not None and self.end.state != TaskState.COMPLETED
+
+    @property
+    def is_unclean(self) -> bool:
+        """True when its stop failed, or a press of this screen ended without all five layers' word."""
+        failed = self.end is not None and self.end.state == TaskState.CANCEL_FAILED
+        return failed or (self.pressed > 0 and self.was_stopped and not self.verified)
+
     def waits_for(self) -> Lamp | None:
         """Return the first layer that has not acknowledged the stop; a failed one before a silent one."""
         open_lamps = [lamp for lamp in self.concerned if lamp.state is not LampState.OK]
@@ -424,7 +440,7 @@ def _state_changed(task: TaskView, event: TaskStateChanged, now: int) -> TaskVie
         # A retry of a stop that could not be verified: a new attempt, with new lamps.
         task = replace(task, end=None, pressed=now if task.pressed else 0, lamps=DARK)
         if task.pressed:
-            task = light(task, Layer.UI, LampState.OK, "", "key taken, shown", now)
+            task = light(task, Layer.UI, LampState.ACTIVE, "", "key taken", now)
             task = light(task, Layer.CLIENT, LampState.OK, "", "accepted by the agent", now)
     return replace(
         task, state=word, confirmed=True, prompt=event.prompt or task.prompt, question=question,
@@ -561,8 +577,11 @@ def _evidence(task: TaskView, number: int, ok: bool, ms: float, summary: str, mi
     except ValueError:
         return task
     old = task.lamps[layer - 1]
-    if layer in (Layer.UI, Layer.CLIENT) and task.pressed:
-        # Our own layers are judged by what this process saw; the agent can only add that it heard nothing.
+    if layer is Layer.UI and task.pressed:
+        # Nobody but this process knows what was painted.
+        return task
+    if layer is Layer.CLIENT and task.pressed:
+        # The agent's word that the cancel came is as good as its acknowledgement, but heals nothing we saw fail.
         ok = ok and old.state is not LampState.FAILED
         summary, missing = old.said or summary, missing or old.said
         ms = old.ms if old.ms is not None else ms

@@ -309,10 +309,10 @@ class TaskExecutor:
             exit_code=_exit_code(state, cause.reason, outcome),
         )
 
-    def _trace(self, run: Run, layer: Layer, ev: Ev, **data: Any) -> None:
+    def _trace(self, run: Run, layer: Layer, ev: Ev, *, mono: int | None = None, **data: Any) -> None:
         cause = run.token.cause
         cancel_id = cause.cancel_id if cause else ""
-        record = self._log.trace(run.task, int(layer), ev.value, cancel_id=cancel_id, **data)
+        record = self._log.trace(run.task, int(layer), ev.value, cancel_id=cancel_id, mono=mono, **data)
         run.emit(
             messages.Traced(
                 task=run.task, layer=int(layer), ev=ev.value, cancel_id=cancel_id, mono=record.mono, data=data

@@ -107,14 +107,15 @@ class TaskRig:
     # --- the hot path -----------------------------------------------------------------------------------------------
 
     def interrupt(self, cause: CancelCause) -> None:
-        """Let go of everything at once: hang up, send the first signal, close the questions."""
-        if self.model is not None:
-            shut = self.model.shut()
-            self.trace(Layer.MODEL, Ev.SOCKET_SHUTDOWN, sockets=[str(one) for one in shut])
-            self.log("model interrupted", layer=4, sockets=len(shut))
+        """Let go of everything at once: hang up, send the first signal, close the questions; then write it down."""
+        shut = self.model.shut() if self.model is not None else []
+        hung_up = time.monotonic_ns()
         self.processes.interrupt(self.task)
-        self.trace(Layer.ROLLBACK, Ev.TREE_SIGNALLED, signal="SIGINT")
+        signalled = time.monotonic_ns()
         self._questions.cancel(self.task)
+        self.trace(Layer.MODEL, Ev.SOCKET_SHUTDOWN, mono=hung_up, sockets=[str(one) for one in shut])
+        self.trace(Layer.ROLLBACK, Ev.TREE_SIGNALLED, mono=signalled, signal="SIGINT")
+        self.log("model interrupted", layer=4, sockets=len(shut))
 
     def force(self) -> None:
         """Skip what is left of every grace period."""

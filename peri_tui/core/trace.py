@@ -160,6 +160,6 @@ def _lamp(
     missing = next((gap.absence for gap in gaps if gap.layer is layer), "")
     wanted = [e.ev for e in CHAIN if e.layer is layer and not (headless and e.ev is Ev.PAINTED)]
     seen = [record for record in records if record.layer == layer and record.ev in wanted]
-    said = str(seen[-1].data.get("said", "")) if seen else ""
+    said = next((str(record.data["said"]) for record in reversed(seen) if record.data.get("said")), "")
     ms = (seen[-1].mono - start) / 1e6 if seen else None
     return LayerReport(layer=int(layer), ok=not missing, ms=ms, said=said, missing=missing)

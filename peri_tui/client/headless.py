@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, Protocol, TextIO
+from typing import Any, Final, Literal, Protocol, TextIO
 
 from peri_tui.client.agent_keeper import LinkNews
 from peri_tui.core.messages import (
@@ -105,11 +105,7 @@ async def run_headless(
         PeriError: no agent, or it refused the task.
     """
     run = _Run(prompt, output_format, approve, stdout, stderr, log)
-    session = await session_factory(run.take, run.hear)
-    try:
-        return await run.run(session, task)
-    finally:
-        await session.close()
+    return await run.run(session_factory, task)
 
 
 class _Run:
@@ -132,6 +128,7 @@ class _Run:
         self._task = ""
         self._end: asyncio.Future[TaskEnded] = asyncio.get_running_loop().create_future()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._opening: asyncio.Future[HeadlessLink]
         self._signals: list[int] = []
         self._denied = False
         self._told = False
@@ -139,30 +136,44 @@ class _Run:
         self._submitted = False
         self._part = ("", "")
 
-    async def run(self, session: HeadlessLink, task: str | None) -> int:
-        self._session = session
-        self._task = task or session.new_task_id()
+    async def run(self, factory: Factory, task: str | None) -> int:
         loop = asyncio.get_running_loop()
-        # Before anything is asked for, so that no signal falls between a submission and its handler.
+        # Before anything is started, so that no signal finds us without a handler.
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number)
+        self._opening = asyncio.ensure_future(self._open(factory, task))
         try:
-            await session.connect()
-            if not self._signals:
-                self._submitted = True
-                await session.submit(self._prompt, approve=self._approve, task=self._task, interactive=False)
+            await asyncio.wait({self._opening})
+            if self._opening.cancelled():
+                # Stopped before anything was asked for: nothing ran, so nothing has to be waited for.
+                return EXIT_TERMINATED if self._signals[0] == signal.SIGTERM else EXIT_STOPPED
+            session = self._opening.result()
+            self._submitted = True
+            await session.submit(self._prompt, approve=self._approve, task=self._task, interactive=False)
             return await self._finish(session)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-            for job in list(self._jobs):
-                job.cancel()
-            await asyncio.gather(*self._jobs, return_exceptions=True)
+            await self._let_go()
+
+    async def _open(self, factory: Factory, task: str | None) -> HeadlessLink:
+        self._session = await factory(self.take, self.hear)
+        self._task = task or self._session.new_task_id()
+        await self._session.connect()
+        return self._session
+
+    async def _let_go(self) -> None:
+        jobs: list[asyncio.Future[Any]] = [self._opening, *self._jobs]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        if self._end.done() and not self._end.cancelled():
+            # Read, so that an error which was told otherwise is not told again at exit.
+            self._end.exception()
 
     async def _finish(self, session: HeadlessLink) -> int:
-        if not self._submitted:
-            # Stopped before anything was asked for: nothing ran, so nothing has to be waited for.
-            return EXIT_TERMINATED if self._signals[0] == signal.SIGTERM else EXIT_STOPPED
         end = await self._end
         session.acknowledge_end(self._task)
         self._print_end(end)
@@ -228,6 +239,9 @@ class _Run:
     def _stop(self, number: int) -> None:
         pressed = time.monotonic_ns()
         self._signals.append(number)
+        if not self._submitted:
+            self._opening.cancel()
+            return
         mode = "graceful" if len(self._signals) == 1 else "force"
         self._log.trace(
             self._task, Layer.UI, Ev.PRESSED, mono=pressed, key=signal.Signals(number).name, mode=mode

@@ -175,6 +175,19 @@ async def test_a_second_signal_forces(tmp_path: Path) -> None:
     assert (result.code, session.cancels) == (130, ["graceful", "force"])
 
 
+async def test_a_signal_while_the_agent_starts_ends_at_once(tmp_path: Path) -> None:
+    session = FakeSession([])
+
+    async def never() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    session.connect = never
+    async with asyncio.timeout(5):
+        result = await run(session, tmp_path)
+    assert (result.code, session.cancels, session.submitted) == (143, [], {})
+
+
 async def test_not_verified_is_74_and_the_residue_is_listed(tmp_path: Path) -> None:
     end = m.TaskEnded(
         task=TASK, state="cancel_failed", verified=False, stop_reason="user", exit_code=74,

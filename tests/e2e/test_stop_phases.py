@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -155,14 +159,34 @@ def many_edits() -> list[Any]:
 EDITED = ("README.md", "src/cart.py", "src/crlf.txt")
 
 
-def test_while_two_thousand_files_are_restored() -> None:
+@pytest.mark.timeout(180)
+def test_a_second_press_while_two_thousand_files_are_restored_forces_and_breaks_nothing() -> None:
     with Scene(many_edits()) as scene:
         terminal = scene.open()
         terminal.submit("please go")
-        scene.server.wait_event("stalled", 40)
+        scene.server.wait_event("stalled", 120)
+        terminal.wait_for(f"{MANY - 1}.txt", 60)
         assert len(manifest(scene.workspace)) > MANY
         terminal.send(ESC)
-        terminal.wait_for(lambda text: " of 2003 files" in text)
-        scene.stop()
-        assert "2003 files restored" in terminal.text
+        terminal.wait_for(restoring)
+        scene.stop(lambda: press_later(scene), within=60)
+        assert f"{MANY + len(EDITED)} files restored" in terminal.text
         scene.finish()
+        pressed = [r["data"]["mode"] for r in scene.trace()["records"] if r["ev"] == "pressed"]
+        assert pressed == ["graceful", "force"]
+
+
+def press_later(scene: Scene) -> None:
+    """Press when a press counts as a second one (400 ms); the agent is frozen until then, so it is not done before."""
+    agent = scene.agent
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        time.sleep(0.45)
+        scene.terminal.send(ESC)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+
+def restoring(text: str) -> bool:
+    """Tell whether the strip counts restored files."""
+    return bool(re.search(rf"Rollback \d+(/| of ){MANY + len(EDITED)}", text))

@@ -17,7 +17,7 @@ from peri_tui.client.session import AgentSession
 from peri_tui.client.stop_lane import PressReport, StopLane
 from peri_tui.config import Paths, Settings
 from peri_tui.core.messages import CancelAccepted, CancelNoop, TaskEvent
-from peri_tui.core.states import EXIT_NOT_CLEAN
+from peri_tui.core.states import EXIT_NOT_CLEAN, EXIT_TERMINATED
 from peri_tui.core.trace import TraceRecord
 from peri_tui.log import Log, read_trace
 from peri_tui.tui.app import PeriApp
@@ -42,7 +42,7 @@ def run_screen(
         draft: a prompt to begin with, where the saved draft is empty.
 
     Returns:
-        0, or 74 when the last stop could not be verified.
+        0; 143 when SIGTERM ended it; 74 when the last stop could not be verified.
 
     Raises:
         ConfigError: a theme is wrong.
@@ -61,6 +61,7 @@ class _Screen:
         self._handle: AgentHandle | None = None
         self._opened: AgentSession | None = None
         self._first = FirstFrame()
+        self._told = 0
         self._lane = StopLane(
             paths.runtime / "no-agent-yet.sock", log=self._log, on_press=self._pressed, on_ack=self._acked
         )
@@ -81,7 +82,7 @@ class _Screen:
         self._lane.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._app.action_quit_peri)
+            loop.add_signal_handler(number, self._told_to_leave, number)
         try:
             await self._app.run_async()
         finally:
@@ -93,7 +94,13 @@ class _Screen:
                 handle.close()
         if self._app.return_code:
             return self._app.return_code
-        return EXIT_NOT_CLEAN if self._not_clean() else 0
+        if self._not_clean():
+            return EXIT_NOT_CLEAN
+        return EXIT_TERMINATED if self._told == signal.SIGTERM else 0
+
+    def _told_to_leave(self, number: int) -> None:
+        self._told = self._told or number
+        self._app.action_quit_peri()
 
     def _not_clean(self) -> bool:
         stopped = [task for task in self._app.desk.state.tasks.values() if task.was_stopped]

@@ -305,15 +305,17 @@ async def test_the_same_submission_is_answered_alike_and_another_under_its_id_is
 async def test_any_number_of_cancels_over_every_route_have_one_effect(door: Door) -> None:
     async with door.connect() as control, door.connect(token=None) as lane:
         await ask(control, submit := door.submit())
-        answers = [
-            await ask(control, Cancel(id=fresh(), task=submit.task)),
-            await ask(lane, Cancel(id=fresh(), task=submit.task, attempt=2)),
-        ]
+        answers = await asyncio.gather(
+            ask(control, Cancel(id=fresh(), task=submit.task)),
+            ask(lane, Cancel(id=fresh(), task=submit.task, attempt=2)),
+        )
         over_http = await asyncio.to_thread(post_cancel, door.path, submit.task)
         await door.agent.scheduler.idle(20)
         late = await ask(control, Cancel(id=fresh(), task=submit.task))
-    assert [answer.first for answer in answers] == [True, False]
-    assert len({answer.cancel_id for answer in answers}) == 1
+    # The second may find the stop under way, or already done: the answer differs, the effect does not.
+    accepted = [answer for answer in answers if isinstance(answer, messages.CancelAccepted)]
+    assert [answer.first for answer in accepted].count(True) == 1
+    assert len({answer.cancel_id for answer in accepted}) == 1
     assert over_http["t"] in ("cancel.accepted", "cancel.noop")
     assert (late.state, late.stop_reason) == ("cancelled", "user")
     described = await asyncio.to_thread(get_task, door.path, submit.task)

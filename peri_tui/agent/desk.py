@@ -35,6 +35,7 @@ class ControlDesk:
         instance: this agent's id.
         scheduler, store, questions, presence: the parts that do the work.
         trust: the trust store.
+        notes: what a client is told when it comes; may still grow.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ControlDesk:
         self._store = store
         self._questions = questions
         self._trust = trust
-        self._notes = list(notes)
+        self._notes = notes  # Not a copy: recoveries that are still under way add to it.
         self._feeds: dict[str, set[StreamFeed]] = {}
         self._sessions: dict[str, str] = {}
         self.presence = presence
@@ -140,7 +141,7 @@ class ControlDesk:
             may_write=may_write,
             tasks=[summarize(row) for row in sorted(rows, key=lambda row: row.created)],
             ask_trust=ask,
-            notes=self._notes,
+            notes=list(self._notes),
         )
 
     def _to_trust(self, workspace: Path) -> list[str]:

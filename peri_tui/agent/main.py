@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,9 @@ from peri_tui.agent.desk import ControlDesk
 from peri_tui.agent.executor import TaskExecutor
 from peri_tui.agent.instructions import TrustStore
 from peri_tui.agent.presence import ADOPTION_GRACE_S, Presence
-from peri_tui.agent.processes.spawn import Processes
+from peri_tui.agent.processes.ledger import Ledger, ledger_folder
+from peri_tui.agent.processes.spawn import Processes, ProcessRef
+from peri_tui.agent.processes.sweep import Sweep, describe
 from peri_tui.agent.questions import QuestionDesk
 from peri_tui.agent.recovery import Recovery
 from peri_tui.agent.scheduler.ownership import Liveness, start_time, this_boot
@@ -36,6 +38,7 @@ from peri_tui.net import post_cancel, warm
 
 SHUTDOWN_S: Final = 12.0
 RECOVER_S: Final = 120.0
+SWEEP_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class Agent:
     log: Log
     store: SqliteStore
     liveness: Liveness
+    ledger: Ledger
     processes: Processes
     questions: QuestionDesk
     trust: TrustStore
@@ -78,7 +82,8 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
             started=time.time(),
         )
     )
-    processes = Processes()
+    ledger = open_ledger(paths, instance, trouble=lambda text: log.event("ledger", layer=5, error=text))
+    processes = Processes(ledger=ledger)
     questions = QuestionDesk()
     trust = TrustStore(paths.data / "trust.json")
     recovery = Recovery(paths, log)
@@ -97,9 +102,41 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
     await processes.start()
     scheduler.start()
     await scheduler.recover_dead()
+    recovery.notes.extend(await find_left(Sweep(paths, liveness=liveness)))
     return Agent(
-        instance, paths, log, store, liveness, processes, questions, trust, recovery, executor, scheduler
+        instance,
+        paths,
+        log,
+        store,
+        liveness,
+        ledger,
+        processes,
+        questions,
+        trust,
+        recovery,
+        executor,
+        scheduler,
     )
+
+
+def open_ledger(paths: Paths, instance: str, *, trouble: Callable[[str], None]) -> Ledger:
+    """Begin this agent's ledger of processes; what keeps it from being written is told and stops nothing."""
+    me = ProcessRef(os.getpid(), start_time(os.getpid()) or 0, "agent")
+    return Ledger(ledger_folder(paths), instance=instance, boot=this_boot(), agent=me, trouble=trouble)
+
+
+async def find_left(sweep: Sweep) -> list[str]:
+    """Return the note about processes that outlived their agent, none without; forget agents that left nothing.
+
+    The supervisors of an agent that died just now are still ending their trees, so a little is waited for that.
+    """
+    deadline = time.monotonic() + SWEEP_S
+    left = await asyncio.to_thread(sweep.find)
+    while left and time.monotonic() < deadline:
+        await asyncio.sleep(SWEEP_S / 20)  # Nothing tells us when somebody else's children end.
+        left = await asyncio.to_thread(sweep.find)
+    await asyncio.to_thread(sweep.tidy)
+    return [describe(left)] if left else []
 
 
 async def nudge(owner: InstanceRow, task: str) -> None:
@@ -204,6 +241,7 @@ class _Ending:
 async def _dismantle(agent: Agent) -> None:
     await agent.scheduler.close(1.0)
     await agent.processes.close()
+    agent.ledger.close()
     await agent.store.unregister(agent.instance)
     await agent.store.close()
     agent.liveness.release(agent.instance)

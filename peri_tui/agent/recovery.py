@@ -1,8 +1,8 @@
 """Ending what a dead agent left: never re-run, only ended, rolled back and reported.
 
 Its supervisors end their process trees by themselves when the agent's sockets close, so here their absence is only
-*proven*: no process of this user carries the task's tag any more. Its connections went with its process. The files
-are put back from the journal.
+*proven*: no process of this user carries the task's tag any more, and none that the dead agent's ledger names lives.
+Its connections went with its process. The files are put back from the journal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from peri_tui.agent.processes.sweep import Sweep
 from peri_tui.agent.rig import Settled, settle
 from peri_tui.agent.rollback.recover import pending, recover
 from peri_tui.agent.scheduler.store import TaskRow
@@ -39,6 +40,7 @@ class Recovery:
     def __init__(self, paths: Paths, log: Log) -> None:
         self._paths = paths
         self._log = log
+        self._sweep = Sweep(paths)
         self.notes: list[str] = []
 
     async def recover(self, row: TaskRow) -> TaskEnded:
@@ -70,15 +72,20 @@ class Recovery:
 
     async def _processes_gone(self, row: TaskRow) -> list[tuple[int, str]]:
         deadline = time.monotonic() + PROCESSES_GONE_S
-        left = await asyncio.to_thread(tagged_processes, row.task)
+        left = await asyncio.to_thread(self._left_of, row.task)
         while left and time.monotonic() < deadline:
             # Nothing tells us when somebody else's children end.
             await asyncio.sleep(_POLL_S)
-            left = await asyncio.to_thread(tagged_processes, row.task)
+            left = await asyncio.to_thread(self._left_of, row.task)
         said = f"{len(left)} processes left" if left else "0 processes left"
         self._trace(row, Layer.MODEL, Ev.MODEL_QUIET, ok=True, said="its connections closed with its process")
         self._trace(row, Layer.ROLLBACK, Ev.TREE_EMPTY, ok=not left, said=said, outcome="best_effort")
         return left
+
+    def _left_of(self, task: str) -> list[tuple[int, str]]:
+        # The tag misses a process that cleared its environment, the ledger one that was never sampled.
+        named = {one.ref.pid: one.ref.command for one in self._sweep.find(task) if one.role == "command"}
+        return list((dict(tagged_processes(task)) | named).items())
 
     async def _restore(self, row: TaskRow) -> Settled:
         self._trace(row, Layer.ROLLBACK, Ev.ROLLBACK_BEGUN, restore=True)

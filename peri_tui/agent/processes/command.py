@@ -24,6 +24,7 @@ from peri_tui.agent.processes.evidence import (
     text_from_wire,
 )
 from peri_tui.agent.processes.ladder import Alive, Ladder, Rung
+from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import read_packets, send_packet
 from peri_tui.agent.processes.output import Output
 from peri_tui.core import faults
@@ -66,6 +67,7 @@ class Command:
         self.orphans = 0
         self.rungs: list[tuple[Rung, float]] = []
         self.stats = TreeStats()
+        self.ledger: Ledger | None = None
         self._name = shlex.join(argv)[:200]
         self._cwd = cwd
         self._sock = sock
@@ -357,6 +359,8 @@ class Command:
         # The number may have been reused before the line above; then this is not our supervisor.
         if not is_alive(self._supervisor):
             self._drop_handle()
+        if self.ledger is not None:
+            self.ledger.command_started(self)
 
     def _learn_stats(self, message: dict[str, Any]) -> None:
         refs = self._named(message["list"])
@@ -396,7 +400,10 @@ class Command:
 
     def _know(self, refs: Sequence[ProcessRef]) -> None:
         have = {(ref.pid, ref.start_time) for ref in self._known}
-        self._known |= {ref: None for ref in refs if (ref.pid, ref.start_time) not in have}
+        fresh = [ref for ref in refs if (ref.pid, ref.start_time) not in have]
+        self._known |= dict.fromkeys(fresh)
+        if self.ledger is not None:
+            self.ledger.processes_seen(self.number, fresh)
 
     def _finish(self, end: str) -> None:
         self._end = end

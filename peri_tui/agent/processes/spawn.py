@@ -28,8 +28,10 @@ from peri_tui.agent.processes.evidence import (
     is_alive,
 )
 from peri_tui.agent.processes.ladder import Ladder, Rung
+from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
 from peri_tui.agent.processes.output import OnFresh, Output
+from peri_tui.agent.scheduler.ownership import start_time
 from peri_tui.errors import ProcessError, SpawnFailed, WardenLost
 
 __all__ = [
@@ -58,6 +60,7 @@ class Processes:
         ladder: the grace periods of a stop.
         on_warden_lost: called when the warden died; its commands are being killed by then.
         on_rung: called with task, command, rung and seconds since the stop, each time a signal is sent.
+        ledger: written to, so that a later agent finds what a crash left.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class Processes:
         ladder: Ladder | None = None,
         on_warden_lost: Callable[[], None] | None = None,
         on_rung: OnRung | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._ladder = ladder or Ladder()
+        self._ledger = ledger
         self._on_warden_lost = on_warden_lost
         self._on_rung = on_rung
         self._link: WardenLink | None = None
@@ -110,6 +115,8 @@ class Processes:
         except WardenLost:
             await link.close(0)
             raise
+        if self._ledger is not None:
+            self._ledger.warden_started(ProcessRef(link.pid, start_time(link.pid) or 0, "peri-warden"))
 
     async def spawn(
         self,
@@ -245,6 +252,7 @@ class Processes:
                 task, number, argv, cwd, ours, output, ladder=ladder, on_rung=self._on_rung,
                 on_ended=self._drop, guarded=lambda: link.alive,
             )  # fmt: skip
+            command.ledger = self._ledger
             undo.callback(command.abandon, never_asked=True)
             # Known before it is asked for: a stop in between finds it, and its order waits in the socket.
             self._by_number[number] = command
@@ -276,6 +284,8 @@ class Processes:
         # Nobody could prove its end, or it is said to be over and yet one that was named lives.
         if not command.proven or any(is_alive(ref) for ref in command.refs):
             self._owed.append(command)
+        elif self._ledger is not None:
+            self._ledger.command_ended(command.number)
 
     def _learn_sweep(self, message: dict[str, Any]) -> None:
         command = self._by_number.get(int(message["id"]))

@@ -102,7 +102,7 @@ class PeriApp(Handlers, App[int]):
             approve=place.approve, block=block,
         )  # fmt: skip
         self.desk.give_back = self._give_back
-        self.pump = Pump(self.desk.fact, self.desk.tell, self._text_changed)
+        self.pump = Pump(self.desk.facts, self.desk.tell, self.show_text)
         self.drafts = DraftSaver(drafts, self.spawn, self.say)
         self.main = MainScreen(
             self.desk.conversation, lambda: self.desk.history, lambda: self.typed, place, clock
@@ -189,10 +189,11 @@ class PeriApp(Handlers, App[int]):
 
     def _publish(self, state: ViewState) -> None:
         self.view = state
-        self.text_version += 1
+        self.show_text()
 
-    def _text_changed(self) -> None:
-        self.text_version += 1
+    def show_text(self) -> None:
+        """Let the transcript look at the conversation, if it changed."""
+        self.text_version = self.desk.conversation.version
 
     def watch_view(self, view: ViewState) -> None:
         """Open and close dialogs, note the draft, and see to it that a press is recorded as painted."""

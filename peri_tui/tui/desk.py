@@ -7,7 +7,7 @@ through a callback. Handlers of widgets call it and return; whatever must wait r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -105,12 +105,25 @@ class Desk:
 
     def fact(self, event: TaskEvent | Fact) -> None:
         """Apply one event to the state and publish it; the lane learns whom the next press belongs to."""
-        self._set(reduce(self.state, event, self._clock()))
-        if isinstance(event, TaskEnded):
-            if self._session is not None:
-                self._session.acknowledge_end(event.task)
-            if self._lane is not None:
-                self._lane.settled(event.task)
+        self.facts((event,))
+
+    def facts(self, events: Iterable[TaskEvent | Fact]) -> None:
+        """Apply events in order and publish the state that they lead to, once."""
+        state, now = self.state, self._clock()
+        ended = []
+        for event in events:
+            state = reduce(state, event, now)
+            if isinstance(event, TaskEnded):
+                ended.append(event.task)
+        self._set(state)
+        for task in ended:
+            self._ended(task)
+
+    def _ended(self, task: str) -> None:
+        if self._session is not None:
+            self._session.acknowledge_end(task)
+        if self._lane is not None:
+            self._lane.settled(task)
 
     def _set(self, state: ViewState) -> None:
         if state is self.state:

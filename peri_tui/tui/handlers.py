@@ -47,7 +47,6 @@ class Handlers(Base):
 
     if TYPE_CHECKING:
         view: ViewState
-        text_version: int
         desk: Desk
         drafts: DraftSaver
         main: MainScreen
@@ -59,6 +58,7 @@ class Handlers(Base):
         def prompt(self) -> Prompt: ...
         def spawn(self, work: Coroutine[Any, Any, None]) -> Worker[None]: ...
         def say(self, text: str) -> None: ...
+        def show_text(self) -> None: ...
         async def leave(self) -> None: ...
 
     leaving = False
@@ -249,7 +249,7 @@ class Handlers(Base):
     def action_tool_output(self) -> None:
         """Show or fold the output of tools."""
         self.desk.conversation.fold()
-        self.text_version += 1
+        self.show_text()
 
     def action_focus_card(self) -> None:
         """Go to the stop card, if it is there."""

@@ -1,8 +1,8 @@
 """The one way in for what the agent says: state at once or with the next flush, text 15 times a second.
 
 Facts about the state (a stop, a question, an end) never wait behind text. Text keeps its order and its pace: a flush
-takes at most 2,000 characters, so that a flood cannot hold a key press; when more than a second of text waits, the
-flush takes it all, because the blocks in between are drawn later in a thread.
+takes at most 2,000 characters, so that a flood cannot hold a key press; when more than a second of text waits, a
+flush takes 64 KiB, because the blocks in between are drawn later in a thread.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from peri_tui.tui.desk import URGENT
 FLUSH_HZ: Final = 15
 FLUSH_CHARS: Final = 2000
 BACKLOG_CHARS: Final = FLUSH_HZ * FLUSH_CHARS
+MOST_CHARS: Final = 64 * 1024
 
 
 class Pump:
     """Two queues: facts for the state, everything for the conversation.
 
     Args:
-        fact: applies one event to the state.
+        facts: applies events to the state, in order.
         tell: applies one event to the conversation.
         flushed: called after a flush that changed something.
     """
 
     def __init__(
         self,
-        fact: Callable[[TaskEvent], None],
+        facts: Callable[[list[TaskEvent]], None],
         tell: Callable[[TaskEvent], None],
         flushed: Callable[[], None],
     ) -> None:
-        self._fact = fact
+        self._apply = facts
         self._tell = tell
         self._flushed = flushed
-        self._facts: deque[TaskEvent] = deque()
+        self._facts: list[TaskEvent] = []
         self._story: deque[TaskEvent] = deque()
         self.waiting = 0
 
@@ -57,7 +58,7 @@ class Pump:
         if not self._story and not self._facts:
             return
         self._state()
-        budget = FLUSH_CHARS if self.waiting <= BACKLOG_CHARS else self.waiting
+        budget = FLUSH_CHARS if self.waiting <= BACKLOG_CHARS else MOST_CHARS
         while self._story and budget > 0:
             event = self._story.popleft()
             if isinstance(event, Delta):
@@ -76,11 +77,16 @@ class Pump:
 
     def _state(self) -> None:
         # A burst of text says one thing to the state: that the task is alive. The newest piece is enough.
-        while self._facts:
-            event = self._facts.popleft()
-            if isinstance(event, Delta) and self._facts and isinstance(self._facts[0], Delta):
-                continue
-            self._fact(event)
+        facts, self._facts = self._facts, []
+        if facts:
+            following = [*facts[1:], None]
+            self._apply(
+                [fact for fact, after in zip(facts, following, strict=True) if not _repeats(fact, after)]
+            )
+
+
+def _repeats(event: TaskEvent, after: TaskEvent | None) -> bool:
+    return isinstance(event, Delta) and isinstance(after, Delta) and event.task == after.task
 
 
 def _part(event: Delta, text: str, off: int) -> Delta:

@@ -128,7 +128,9 @@ class Transcript(ScrollView, can_focus=True):
 
     def _take_look(self) -> bool:
         palette = Palette.of(self.app.theme_variables, dark=self.app.current_theme.dark)
-        look = _Look(self.scrollable_content_region.width, palette, self._conversation.unfolded)
+        # The place of the scroll bar is kept free, so that its appearance moves no line.
+        width = self.outer_size.width - self.styles.scrollbar_size_vertical
+        look = _Look(width, palette, self._conversation.unfolded)
         if look == self._look:
             return False
         self._look = look
@@ -232,7 +234,7 @@ class Transcript(ScrollView, can_focus=True):
         self._trim()
         self._moving = True
         try:
-            self.virtual_size = Size(self.scrollable_content_region.width, self._tops[-1])
+            self.virtual_size = Size(self.size.width, self._tops[-1])
             if self._following:
                 self.scroll_to(y=self.max_scroll_y, animate=False, immediate=True, force=True)
             elif row is not None and row in self._rows:

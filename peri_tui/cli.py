@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from peri_tui import __version__
 from peri_tui.core import faults
-from peri_tui.core.states import EXIT_USAGE
+from peri_tui.core.ids import is_ulid
 from peri_tui.errors import InputError, PeriError, UsageError
 
 _LATER: Final = ("redo", "checkpoints", "ps", "doctor", "serve", "attach")
@@ -31,18 +31,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; errors are one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        faults.install(filter(None, os.environ.get("PERI_FAULTS", "").split(",")))
+        _install_faults()
         return _run(arguments)
     except PeriError as error:
         print(f"peri: {error}", file=sys.stderr)
         return error.exit_code
-    except ValueError as error:
-        print(f"peri: PERI_FAULTS: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except BrokenPipeError:
         # The reader of our output went away; nothing is left to say, also not at the interpreter's exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+
+
+def _install_faults() -> None:
+    try:
+        faults.install(filter(None, os.environ.get("PERI_FAULTS", "").split(",")))
+    except ValueError as error:
+        raise UsageError(f"PERI_FAULTS: {error}") from None
 
 
 def _run(arguments: list[str]) -> int:
@@ -93,6 +97,8 @@ def _peri(arguments: list[str]) -> int:
     parser.add_argument("-r", "--resume", metavar="SESSION", help="resume a session by its id")
     given = parser.parse_args(arguments)
     workspace = _workspace(given.dir, given.folder)
+    if given.resume is not None and not is_ulid(given.resume):
+        raise InputError(f"-r: {given.resume!r} is no session id")
     session = given.resume or ("last" if given.last else "")
     if given.prompt is not None:
         return _headless(given, workspace, session)
@@ -134,7 +140,8 @@ def _settings(given: argparse.Namespace) -> tuple[Any, Any]:
 def _workspace(given: str | None, folder: str | None) -> Path:
     wanted = Path(folder or ".") / (given or ".")
     try:
-        workspace = wanted.resolve(strict=True)
+        # Not Path.resolve: before Python 3.13 its word for a loop of links is a RuntimeError.
+        workspace = Path(os.path.realpath(wanted, strict=True))
         if not workspace.is_dir():
             raise InputError(f"{wanted}: not a folder")
         os.listdir(workspace)
@@ -150,7 +157,7 @@ def _headless(given: argparse.Namespace, workspace: Path, session: str) -> int:
 
     from peri_tui.client.prompt_run import run_prompt
 
-    prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
+    prompt = _standard_input() if given.prompt == "-" else given.prompt
     if not prompt.strip():
         raise InputError("the prompt is empty")
     paths, settings = _settings(given)
@@ -159,13 +166,30 @@ def _headless(given: argparse.Namespace, workspace: Path, session: str) -> int:
     )
 
 
+def _standard_input() -> str:
+    """Return what stands on standard input; what is no UTF-8 is an error whatever the locale says."""
+    if sys.stdin is None:
+        raise InputError("standard input: closed, so there is no prompt to read")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input: not UTF-8 text at byte {error.start}") from None
+    except OSError as error:
+        raise InputError(f"standard input: cannot be read: {error.strerror}") from None
+
+
 def _screen(given: argparse.Namespace, workspace: Path, session: str) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         raise UsageError("no terminal here; use peri -p PROMPT for a task without a screen")
     paths, settings = _settings(given)
     from peri_tui.tui.run import run_screen
 
     return run_screen(paths, workspace, settings, session=session)
+
+
+def _has_terminal() -> bool:
+    # A closed stream is None.
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def _demo(arguments: list[str]) -> int:
@@ -179,7 +203,7 @@ def _demo(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     given.provider = given.provider or ("openai" if given.base_url else "offline")
     given.approve = given.approve or "all"
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         raise UsageError("no terminal here; peri demo shows the screen")
     import shutil
     import tempfile

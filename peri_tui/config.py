@@ -5,6 +5,8 @@ Every problem is a ``ConfigError`` that names file, key and what was expected.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import stat
 import tempfile
@@ -25,6 +27,7 @@ APPROVALS_BUILT: Final = ("ask", "all")
 APPROVALS_LATER: Final = ("edits", "plan")
 THEMES: Final = ("peri-dark", "peri-light", "peri-contrast")
 _SOCKET_NAME_MAX: Final = 107
+SMALL_FILE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,22 @@ def make_private(folder: Path) -> None:
         ConfigError: it cannot be made, is a link, or belongs to another user.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder)
         info = folder.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise ConfigError(f"{folder}: not a folder of yours; remove it or set PERI_HOME")
+        if info.st_mode & 0o077:
+            folder.chmod(0o700)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise ConfigError(f"{folder}: not a folder of yours; remove it or set PERI_HOME")
-    if info.st_mode & 0o077:
-        folder.chmod(0o700)
+
+
+def _make(folder: Path) -> None:
+    # Path.mkdir gives the mode to the last folder only; whoever may write to one above may replace ours.
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def find_paths(environ: Mapping[str, str] = os.environ) -> Paths:
@@ -180,10 +191,8 @@ def load_settings(
     """
     file = config_file or paths.config / "config.toml"
     merged: dict[str, Any] = {}
-    if config_file is not None or file.exists():
-        merged |= {
-            key: _check(key, value, f"{file}: {key}", ConfigError) for key, value in _read(file).items()
-        }
+    found = _read(file, needed=config_file is not None)
+    merged |= {key: _check(key, value, f"{file}: {key}", ConfigError) for key, value in found.items()}
     merged |= {key: _check(key, value, name, ConfigError) for key, name, value in _environment(environ)}
     given = {key: value for key, value in (options or {}).items() if value is not None}
     merged |= {
@@ -192,13 +201,33 @@ def load_settings(
     return _choose_provider(Settings(**merged), environ)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small(file).decode("utf-8"))
+    except FileNotFoundError:
+        if not needed:
+            return {}
+        raise ConfigError(f"{file}: cannot be read: no such file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def read_small(file: Path, limit: int = SMALL_FILE) -> bytes:
+    """Return the bytes of a regular file; never waits for a pipe, never reads a device.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than ``limit`` bytes; ``strerror`` says which.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit} bytes", str(file))
+    return data
 
 
 def _environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
@@ -220,7 +249,7 @@ def _check(key: str, value: Any, where: str, error: type[ConfigError] | type[Usa
         value = float(value)
     if type(value) is not wanted:
         raise error(f"{where}: expected {_word(wanted)}, got {value!r}")
-    if wanted in (int, float) and value < 0:
+    if wanted in (int, float) and not (value >= 0 and math.isfinite(value)):
         raise error(f"{where}: expected zero or more, got {value!r}")
     built, later = _CHOICES.get(key, ((), ()))
     if value in later:

@@ -7,6 +7,7 @@ out twice: callers never pass one, and every line is searched for the values reg
 from __future__ import annotations
 
 import base64
+import json
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,15 @@ import msgspec
 from peri_tui.core.trace import TraceRecord
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def secret_forms(secret: str) -> tuple[str, ...]:
+    """Return the ways in which a secret may be written, longest first: as it is, URL-encoded, base64, JSON."""
+    raw = secret.encode("utf-8", "surrogateescape")
+    coded = base64.b64encode(raw).decode()
+    forms = {secret, quote(raw, safe=""), quote(raw), coded, coded.rstrip("=")}
+    forms |= {base64.urlsafe_b64encode(raw).decode().rstrip("="), json.dumps(secret)[1:-1]}
+    return tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
 
 class Log:
@@ -50,10 +60,8 @@ class Log:
 
     def hide(self, secret: str) -> None:
         """Never write this value, nor its URL-encoded or base64 form."""
-        if len(secret) < 6:
-            return
-        raw = secret.encode()
-        self._secrets |= {raw, quote(secret, safe="").encode(), base64.b64encode(raw)}
+        if len(secret) >= 6:
+            self._secrets |= {form.encode("utf-8", "surrogateescape") for form in secret_forms(secret)}
 
     def event(self, name: str, *, task: str = "", layer: int = 0, **facts: object) -> None:
         """Append one log line. Never raises for a full or missing disk: a log must not stop a stop."""
@@ -85,7 +93,7 @@ class Log:
 
     def _append(self, path: Path, line: object) -> None:
         data = _encoder.encode(line)
-        for secret in self._secrets:
+        for secret in sorted(self._secrets, key=len, reverse=True):
             data = data.replace(secret, b"***")
         try:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -129,11 +129,29 @@ def test_a_runtime_folder_too_long_for_a_socket_goes_to_a_private_one(tmp_path: 
 
 
 def test_xdg_folders_are_used_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ: dict[str, Any] = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    # A pytest folder may be too long for a socket.
+    environ: dict[str, Any] = {"XDG_RUNTIME_DIR": "/tmp"}
     for name in ("CONFIG", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     found = find_paths(environ)
-    assert found.runtime == tmp_path / "peri"
+    assert found.runtime == Path("/tmp/peri")
     assert found.config == tmp_path / "config" / "peri"
     assert found.db == tmp_path / "data" / "peri" / "state.db"
     assert found.trace == tmp_path / "state" / "peri" / "trace"
+
+
+def test_every_folder_that_is_made_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        find_paths({"PERI_HOME": str(tmp_path / "new" / "home")}).make()
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "new").rglob("*") if path.is_dir()]
+    assert [path for path in [tmp_path / "new", *made] if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_is_a_number(tmp_path: Path, value: str) -> None:
+    paths = find_paths({"PERI_HOME": str(tmp_path)})
+    with pytest.raises(UsageError, match="--max-seconds: expected zero or more"):
+        load_settings(paths, {"max_seconds": float(value)}, environ={})

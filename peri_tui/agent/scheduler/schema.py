@@ -83,8 +83,9 @@ def create(db: sqlite3.Connection) -> None:
     if found == VERSION:
         return
     if found:
+        file = db.execute("PRAGMA database_list").fetchone()[2]
         raise StoreUnavailable(
-            f"the state store has format {found}, this Peri knows {VERSION}: use a newer Peri"
+            f"{file}: the state store has format {found}, this Peri knows {VERSION}: use a newer Peri"
         )
     for statement in _TABLES:
         db.execute(statement)

@@ -107,6 +107,12 @@ class Terminal:
         """Read again."""
         self._paused.clear()
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size of the window; the kernel tells the program."""
+        with self._lock:
+            self._screen.resize(rows, columns)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def kill(self) -> None:
         """SIGKILL the program."""
         self.process.kill()

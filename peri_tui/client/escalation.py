@@ -175,12 +175,22 @@ class StopRun:
         if self.acked.done():
             return
         if self._heard.ended:
-            # What is over needs no stopping: as good an answer as any.
+            # What is over needs no stopping: as good an answer as any, and recorded as what it is.
+            self._log.trace(
+                self.task, Layer.CLIENT, Ev.ACKED, route="end", attempts=len(self._taken),
+                said=f"no acknowledgement came; the end did, {self._last_resort()}",
+            )  # fmt: skip
             self.acked.set_result(CancelNoop(re=self.request, task=self.task, state=TaskState.CANCELLED))
         else:
             self.acked.set_exception(AgentUnreachable(f"no answer to the stop of task {self.task}"))
             # Whoever asked may be gone; a future that nobody reads is no error.
             self.acked.exception()
+
+    def _last_resort(self) -> str:
+        taken = {step.action for step in self._taken}
+        if Action.KILL_AGENT in taken:
+            return "after the kill of its agent"
+        return "after SIGTERM to its agent" if Action.SIGNAL_AGENT in taken else "first"
 
     async def _pause(self, seconds: float) -> None:
         self._changed.clear()

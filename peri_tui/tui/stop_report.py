@@ -89,9 +89,17 @@ def headline(task: TaskView, end: TaskEnded) -> str:
         return "Not verified · " + _gap(task)
     if end.state == TaskState.FAILED:
         return f"Failed · {_reason(end)} · verified clean"
-    took = f" in {end.stop_seconds:.2f} s" if end.stop_seconds else ""
+    seconds = _seconds(task, end)
+    took = f" in {seconds:.2f} s" if seconds else ""
     why = "" if end.stop_reason in ("user", "") else f" · {_reason(end)}"
     return f"Stopped{took} · verified{why}"
+
+
+def _seconds(task: TaskView, end: TaskEnded) -> float:
+    if not task.pressed or end.stop_reason in ("user", ""):
+        return end.stop_seconds
+    # What ended it was not the press itself but what followed from it: the user's time began with the key.
+    return max([end.stop_seconds, *((lamp.ms or 0.0) / 1e3 for lamp in task.lamps[2:])])
 
 
 def _gap(task: TaskView) -> str:

@@ -395,12 +395,12 @@ def _task_event(state: ViewState, event: TaskEvent, now: int) -> ViewState:
         state = replace(state, shown=state.shown or event.task)
     if event.seq and event.seq <= task.seq and not isinstance(event, TaskEnded):
         return state
+    was_over = task.is_over
     task = replace(task, seq=max(task.seq, event.seq), alive=now)
     task = _apply(task, event, now)
     state = state.with_task(task)
-    if isinstance(event, TaskEnded):
-        return _ended_state(state, task)
-    return state
+    # What was over when this screen came is history: it raises no card and holds nothing.
+    return _ended_state(state, task) if isinstance(event, TaskEnded) and not was_over else state
 
 
 def _apply(task: TaskView, event: TaskEvent, now: int) -> TaskView:
@@ -436,7 +436,7 @@ def _state_changed(task: TaskView, event: TaskStateChanged, now: int) -> TaskVie
     word = TaskState(event.state)
     running = word is TaskState.RUNNING and task.state is TaskState.QUEUED
     question = task.question if word in (TaskState.WAITING, TaskState.RUNNING) else None
-    if word is TaskState.CANCELLING and task.end is not None:
+    if word is TaskState.CANCELLING and task.end is not None and task.end.seq:
         # A retry of a stop that could not be verified: a new attempt, with new lamps.
         task = replace(task, end=None, pressed=now if task.pressed else 0, lamps=DARK)
         if task.pressed:
@@ -584,7 +584,9 @@ def _evidence(task: TaskView, number: int, ok: bool, ms: float, summary: str, mi
         # The agent's word that the cancel came is as good as its acknowledgement, but heals nothing we saw fail.
         ok = ok and old.state is not LampState.FAILED
         summary, missing = old.said or summary, missing or old.said
-        ms = old.ms if old.ms is not None else ms
+    if task.pressed and old.ms is not None:
+        # Counted from the key; the agent counts from the cause that it acted on, which may be a later one.
+        ms = max(ms, old.ms)
     words = "" if ok else "failed"
     lamp = Lamp(
         layer, LampState.OK if ok else LampState.FAILED, words, summary if ok else (missing or summary), ms

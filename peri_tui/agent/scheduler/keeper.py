@@ -192,11 +192,23 @@ class Keeper:
         for row in rows:
             self._log.event("task taken over", task=row.task, layer=3, owner=dead, state=row.state)
             if row.state is TaskState.CANCELLING:
+                self._trace_taken(row)
                 self.recover(row)
             elif row.state is TaskState.QUEUED:
                 self._events.open(row)
                 self._table.enqueue(Run(row, self._desk), held=True)
         return rows
+
+    def _trace_taken(self, row: TaskRow) -> None:
+        """Trace what a stop has and this one got from its dead owner, or from the take-over itself."""
+        said = "its agent is proven dead, taken over"
+        self._events.trace(row.task, Ev.RECEIVED, row.cancel_id, source="recovery", said=said)
+        self._events.trace(
+            row.task, Ev.CAS, row.cancel_id, ok=True, ver=row.version, durable=True, to=row.state, said=said
+        )
+        self._events.trace(
+            row.task, Ev.TASK_UNWOUND, row.cancel_id, ok=True, said="its code ended with its agent's process"
+        )
 
     def recover(self, row: TaskRow) -> None:
         """Roll back a task that has no body here."""

@@ -10,7 +10,7 @@ from peri_tui.client.headless import HeadlessLink, OutputFormat, run_headless
 from peri_tui.client.launcher import AgentHandle, find_or_start
 from peri_tui.client.mint import fresh_id
 from peri_tui.client.session import AgentSession, LinkNews
-from peri_tui.config import Paths, Settings
+from peri_tui.config import Paths, Settings, api_key
 from peri_tui.core.messages import TaskEvent
 from peri_tui.log import Log
 
@@ -37,6 +37,7 @@ async def run_prompt(
         PeriError: no agent, or it refused the task.
     """
     log = Log(paths.log / "headless.jsonl", paths.trace, f"headless-{fresh_id()}")
+    log.hide(api_key())
     handles: list[AgentHandle] = []
     sessions: list[AgentSession] = []
 

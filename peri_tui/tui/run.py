@@ -15,7 +15,7 @@ from peri_tui.client.launcher import AgentHandle, find_or_start
 from peri_tui.client.mint import fresh_id
 from peri_tui.client.session import AgentSession
 from peri_tui.client.stop_lane import PressReport, StopLane
-from peri_tui.config import Paths, Settings
+from peri_tui.config import Paths, Settings, api_key, read_small
 from peri_tui.core.messages import CancelAccepted, CancelNoop, TaskEvent
 from peri_tui.core.states import EXIT_NOT_CLEAN, EXIT_TERMINATED
 from peri_tui.core.trace import TraceRecord
@@ -58,6 +58,7 @@ class _Screen:
         self._settings = settings
         self._session = session
         self._log = Log(paths.log / "tui.jsonl", paths.trace, f"tui-{fresh_id()}")
+        self._log.hide(api_key())
         self._handle: AgentHandle | None = None
         self._opened: AgentSession | None = None
         self._first = FirstFrame()
@@ -152,8 +153,7 @@ def _place(workspace: Path, settings: Settings) -> Place:
 def _branch(workspace: Path) -> str:
     """Return the branch as the file says it; no git is run in a folder that nobody trusts yet."""
     try:
-        with (workspace / ".git" / "HEAD").open("rb") as file:
-            head = file.read(_BRANCH_LIMIT).decode("utf-8", "replace").strip()
+        head = read_small(workspace / ".git" / "HEAD", _BRANCH_LIMIT).decode("utf-8", "replace").strip()
     except OSError:
         return ""
     return head.removeprefix("ref: refs/heads/") if head.startswith("ref: ") else head[:8]

@@ -98,6 +98,7 @@ class Desk:
         self._judged = ""
         self._heard_out: set[str] = set()
         self._told: set[str] = set()
+        self._said: set[str] = set()
         self._killing = ""
         self.give_back: Callable[[str], None] = lambda _prompt: None
 
@@ -142,11 +143,19 @@ class Desk:
         """Apply one event to the conversation; text after the cut of a stop is left out."""
         if isinstance(event, Delta) and is_cut(self.state.tasks.get(event.task), event):
             return
+        self._say_prompt(event.task)
         self.conversation.apply(event)
         if isinstance(event, TaskEnded):
             self._heard_out.add(event.task)
             self._told.discard(event.task)
             self.settle()
+
+    def _say_prompt(self, task: str) -> None:
+        # Tasks of an earlier screen arrive as a replay; each begins with what was asked.
+        view = self.state.tasks.get(task)
+        if task not in self._said and view is not None and view.prompt:
+            self._said.add(task)
+            self.conversation.say(view.prompt, task)
 
     def settle(self) -> None:
         """Write the closing line of every task whose end may be shown, and go on with what waits."""
@@ -176,8 +185,9 @@ class Desk:
 
     def _submit(self, session: Session, prompt: str) -> None:
         task = session.new_task_id()
-        self.conversation.say(prompt, task)
         self.fact(Submitted(task, prompt))
+        self._say_prompt(task)
+        self._publish(self.state)
         self._spawn(self._submitted(session, task, prompt))
 
     async def _submitted(self, session: Session, task: str, prompt: str) -> None:
@@ -376,7 +386,6 @@ class Desk:
         for item in welcome.tasks:
             if item.prompt and item.task not in self.state.tasks:
                 self.history.append(item.prompt)
-                self.conversation.say(item.prompt, item.task)
         for note in welcome.notes:
             self.conversation.notice(note)
         self.fact(Known(tuple(welcome.tasks), tuple(welcome.ask_trust)))

@@ -116,7 +116,8 @@ def _words(line: str) -> Iterable[str]:
 
 
 def _plain(text: str, width: int, style: Style) -> list[Strip]:
-    return [_line((" " * MARGIN, None), (line, style)) for line in wrap(text.rstrip("\n"), width)]
+    body = text.rstrip("\n")
+    return [_line((" " * MARGIN, None), (line, style)) for line in wrap(body, width)] if body.strip() else []
 
 
 def _line(*parts: tuple[str, Style | None]) -> Strip:

@@ -120,7 +120,7 @@ def evidence(**failing: str) -> list[m.LayerEvidence]:
 async def stage(size: tuple[int, int] = (120, 40), **options: Any) -> AsyncIterator[Stage]:
     """Run the app on a virtual screen until the link is up."""
     made = Stage(**options)
-    async with made.app.run_test(size=size) as pilot:
+    async with made.app.run_test(size=size, notifications=True) as pilot:
         made.pilot = pilot
         await made.until(lambda: made.app.view.link == "up")
         yield made

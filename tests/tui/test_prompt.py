@@ -9,7 +9,7 @@ from peri_tui.core import messages as m
 from peri_tui.errors import Conflict
 from peri_tui.tui.screens.reading import DiffScreen, HelpScreen, TasksScreen, TraceScreen
 from tests.doubles.fake_session import FakeDrafts, FakeSession
-from tests.tui.stage import stage
+from tests.tui.stage import evidence, stage
 
 pytestmark = pytest.mark.tui
 
@@ -275,3 +275,30 @@ async def test_the_palette_offers_what_the_registry_has() -> None:
         await scene.pilot.pause()
         await scene.pilot.press("enter")
         await scene.until(lambda: isinstance(scene.app.screen, HelpScreen))
+
+
+async def test_an_earlier_session_is_replayed_in_order_and_raises_no_card() -> None:
+    session = FakeSession()
+    session.welcome.tasks = [
+        m.TaskSummary(task="A", state="cancelled", prompt="first wish", stop_reason="user"),
+        m.TaskSummary(task="B", state="running", prompt="second wish"),
+    ]
+    async with stage(session=session) as scene:
+        assert scene.view.running.task == "B"
+        for state in ("queued", "running"):
+            scene.say(m.TaskStateChanged, task="A", state=state)
+        scene.say(m.Delta, task="A", ch="text", part="p", text="first answer\n\n")
+        scene.say(m.TaskStateChanged, task="A", state="cancelling", prev="running")
+        scene.say(m.TaskEnded, task="A", state="cancelled", stop_reason="user", evidence=evidence())
+        for state in ("queued", "running"):
+            scene.say(m.TaskStateChanged, task="B", state=state)
+        scene.say(m.Delta, task="B", ch="text", part="p", text="second answer\n\n")
+        await scene.settled()
+        shown = [line.strip() for line in scene.lines().split("\n") if line.strip()]
+        assert [line[:14] for line in shown] == [
+            "› first wish", "first answer", "■ Stopped · ve", "› second wish", "second answer",
+        ]  # fmt: skip
+        assert scene.view.card == ""
+        await scene.pilot.press("escape")
+        await scene.until(lambda: session.cancels)
+        assert session.cancels[0][0] == "B"

@@ -359,3 +359,26 @@ async def test_an_end_by_a_limit_keeps_its_reason() -> None:
         await scene.settled()
         assert "Stopped in 0.20 s · verified · the limit of turns was reached" in scene.screen()
         assert "1 file kept as the task left them: a.py" in scene.screen()
+
+
+async def test_no_notice_covers_the_button() -> None:
+    async with stage((80, 24)) as scene:
+        await scene.run()
+        for n in range(6):
+            scene.app.say(f"a notice {n} of many words that fill the corner of the screen")
+        await scene.until(lambda: "a notice 5" in scene.screen())
+        await scene.pilot.click(StopButton)
+        await scene.until(lambda: scene.session.cancels)
+
+
+async def test_the_card_moves_no_line_sideways() -> None:
+    async with stage((80, 24)) as scene:
+        await scene.run()
+        scene.text("word " * 200 + "\n\n")
+        await scene.settled()
+        before = scene.lines().split("\n")
+        await scene.pilot.press("escape")
+        await scene.until(lambda: scene.session.cancels)
+        scene.end(files=FILES)
+        await scene.settled()
+        assert scene.lines().split("\n")[: len(before)] == before

@@ -74,13 +74,9 @@ class StopCard(Static, can_focus=True):
             card_content(card, self.content_size.width or self.app.size.width - 6, focused=self.has_focus)
         )
 
-    def on_focus(self) -> None:
-        """Show that the letters act now."""
-        if self._shown is not None:
-            self._draw(report(self._shown))
-
-    def on_blur(self) -> None:
-        """Show that they do not."""
+    def watch_has_focus(self, has_focus: bool) -> None:
+        """Show whether the letters act now."""
+        super().watch_has_focus(has_focus)
         if self._shown is not None:
             self._draw(report(self._shown))
 

@@ -58,6 +58,10 @@ class _Row:
     look: _Look | None = None
     strips: list[Strip] = field(default_factory=list)
 
+    @property
+    def height(self) -> int:
+        return len(self.strips) + self.gap if self.strips else 0
+
     def is_stale(self, look: _Look | None) -> bool:
         return self.look is not look or self.version != self.block.version
 
@@ -218,7 +222,7 @@ class Transcript(ScrollView, can_focus=True):
         self._measure()
 
     def _measure(self) -> None:
-        self._tops = list(accumulate([len(row.strips) + row.gap for row in self._rows], initial=0))
+        self._tops = list(accumulate([row.height for row in self._rows], initial=0))
 
     # --- position --------------------------------------------------------------------------------------------------------
 

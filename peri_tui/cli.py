@@ -17,7 +17,7 @@ from peri_tui.core import faults
 from peri_tui.core.ids import is_ulid
 from peri_tui.errors import InputError, PeriError, UsageError
 
-_LATER: Final = ("redo", "checkpoints", "ps", "doctor", "serve", "attach")
+_LATER: Final = ("redo", "checkpoints", "doctor", "serve", "attach")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,6 +70,7 @@ commands:
   peri tasks            running and recent tasks
   peri trace [TASK]     which layer did what in a stop (default: the last one)
   peri undo [TASK]      put back the files of a finished task (default: the last one)
+  peri ps [--kill]      processes, connections and files of Peri and its tasks; ends what a crash left
   peri recover          finish what a crash left (every start does it too)
 
 example:
@@ -285,6 +286,29 @@ def _undo(arguments: list[str]) -> int:
     return undo_task(_paths(), _workspace(None, given.folder), given.task)
 
 
+def _ps(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="peri ps",
+        description="Processes, connections and files that belong to Peri and its tasks, by agent and task. "
+        "What an agent that died has left is marked; exit code 74 says that there is some.",
+        epilog="examples:\n  peri ps\n  peri ps --kill        ask, then end what dead agents left",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--kill", action="store_true", help="end what dead agents left; running tasks: peri stop"
+    )
+    parser.add_argument("--yes", action="store_true", help="with --kill: do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    given = parser.parse_args(arguments)
+    if given.yes and not given.kill:
+        raise UsageError("--yes belongs to --kill (see peri ps --help)")
+    from peri_tui.doctor.ps import show_processes
+
+    return show_processes(
+        _paths(), kill=given.kill, yes=given.yes, as_json=given.json, interactive=_has_terminal()
+    )
+
+
 def _recover(arguments: list[str]) -> int:
     parser = _Parser(
         prog="peri recover",
@@ -313,5 +337,6 @@ _COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
     "tasks": _tasks,
     "trace": _trace,
     "undo": _undo,
+    "ps": _ps,
     "recover": _recover,
 }

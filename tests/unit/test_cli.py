@@ -23,7 +23,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "words"),
     [
         (["--nonsense"], 2, "--nonsense"),
-        (["ps"], 2, "'peri ps' is not built yet"),
+        (["doctor"], 2, "'peri doctor' is not built yet"),
         (["serve"], 2, "not built yet"),
         (["-p", "hello", "--provider", "gemini"], 2, "--provider: 'gemini' is not built yet"),
         (["-p", "hello", "--output-format", "xml"], 2, "xml"),

@@ -4,7 +4,7 @@ One file an agent, ``<state>/ledger/<instance>.jsonl`` (0600), one JSON object a
 synced: after a crash of the machine there are no processes to find. A process is named by pid *and* start time. A
 line that is damaged, or cut by the crash, is skipped.
 
-``ev``: ``agent {instance, boot, pid, start, at}``, ``warden {pid, start}``, ``began {n, task, tag, pid, start, sup, argv}``,
+``ev``: ``agent {instance, boot, pid, start, at, workspace}``, ``warden {pid, start}``, ``began {n, task, tag, pid, start, sup, argv}``,
 ``seen {n, refs}``, ``moved {n, task}``, ``ended {n}``. ``n`` is the command's number within the agent.
 """
 
@@ -83,6 +83,7 @@ class Book:
     boot: str
     agent: ProcessRef
     started: float = 0.0
+    workspace: str = ""
     wardens: tuple[ProcessRef, ...] = ()
     entries: tuple[Entry, ...] = ()
 
@@ -97,7 +98,7 @@ class Ledger:
 
     Args:
         folder: where the ledgers are; made if missing (0700).
-        instance, boot, agent: who writes.
+        instance, boot, agent, workspace: who writes, and for which folder.
         trouble: told, in one line, when it cannot be written.
         wall: wall-clock seconds.
     """
@@ -109,6 +110,7 @@ class Ledger:
         instance: str,
         boot: str,
         agent: ProcessRef,
+        workspace: str = "",
         trouble: Callable[[str], None] = lambda text: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -124,7 +126,7 @@ class Ledger:
             "pid": agent.pid,
             "start": agent.start_time,
         }
-        self._head = head | {"at": round(wall(), 3)}
+        self._head = head | {"at": round(wall(), 3), "workspace": workspace}
         self._wardens: list[ProcessRef] = []
         self._live: dict[int, Entry] = {}
         with self._reporting():
@@ -172,7 +174,8 @@ class Ledger:
             os.close(self._fd)
             self._fd = -1
         if not self._live:
-            self.path.unlink(missing_ok=True)
+            with self._reporting():
+                self.path.unlink(missing_ok=True)
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._fd < 0:
@@ -216,7 +219,7 @@ def _trimmed(entry: Entry) -> Entry:
     """Forget the dead of a command that starts processes without end."""
     if len(entry.seen) <= MAX_SEEN:
         return entry
-    return replace(entry, seen=tuple(ref for ref in entry.seen if is_alive(ref)))
+    return replace(entry, seen=tuple(filter(is_alive, dict.fromkeys(entry.seen))))
 
 
 def _warden_line(ref: ProcessRef) -> dict[str, Any]:
@@ -300,7 +303,7 @@ def read_ledger(file: Path) -> Book | None:
         return None
     return Book(
         file, file.stem, str(head.get("boot", "")), ProcessRef(int(head["pid"]), int(head["start"]), "agent"),
-        float(head.get("at", 0)), tuple(reader.wardens), tuple(reader.entries.values()),
+        float(head.get("at", 0)), str(head.get("workspace", "")), tuple(reader.wardens), tuple(reader.entries.values()),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Looking at Peri from outside: what runs, what is open, what is left."""

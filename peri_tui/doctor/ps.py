@@ -5,15 +5,15 @@ Works without a screen and without asking an agent. Tasks of living agents are s
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import groupby
 
-import msgspec
-
 from peri_tui.agent.processes.sweep import Leftover, Sweep, SweepResult
 from peri_tui.config import Paths
+from peri_tui.core.messages import scrub
 from peri_tui.core.sanitize import one_line
 from peri_tui.core.states import EXIT_DONE, EXIT_NOT_CLEAN
 from peri_tui.doctor.census import AgentSeen, Census, ProcessSeen, take_census
@@ -151,7 +151,8 @@ def _as_json(census: Census, result: SweepResult | None) -> str:
     if result is not None:
         value["ended"] = [_leftover(one) for one in result.ended]
         value["not_ended"] = [_leftover(one) | {"reason": why} for one, why in result.left]
-    return msgspec.json.encode(value).decode("utf-8", "replace") + "\n"
+    # A path or an argument may be any bytes; what is no text must not keep the rest from being told.
+    return scrub(json.dumps(value, ensure_ascii=False)) + "\n"
 
 
 def _leftover(one: Leftover) -> dict[str, object]:

@@ -29,9 +29,9 @@ from peri_tui.core.trace import Ev, Layer
 from peri_tui.errors import AgentUnreachable, PeriError
 from peri_tui.tui.conversation import Conversation
 from peri_tui.tui.ports import AimKind, Lane, LinkStatus, Opener, PressReport, Session, Tracer
+from peri_tui.tui.reducer import PAINT_LIMIT_MS, is_cut, reduce
 from peri_tui.tui.stop_report import report
 from peri_tui.tui.view_model import (
-    PAINT_LIMIT_MS,
     Acknowledged,
     CancelLost,
     Fact,
@@ -44,8 +44,6 @@ from peri_tui.tui.view_model import (
     TaskView,
     Ticked,
     ViewState,
-    is_cut,
-    reduce,
 )
 
 # An event of these kinds is applied at once, before any text that waits for its turn.

@@ -10,6 +10,7 @@ from peri_tui.core import messages as m
 from peri_tui.core.trace import Ev
 from peri_tui.tui import view_model as v
 from peri_tui.tui.pump import FLUSH_CHARS, MOST_CHARS, Pump
+from peri_tui.tui.reducer import diff_path, reduce
 from peri_tui.tui.stop_report import as_text, clock, duration, report
 from peri_tui.tui.widgets.layer_strip import strip_line
 
@@ -20,9 +21,9 @@ NOW = 10**12
 
 
 def apply(*events: object) -> v.ViewState:
-    state = v.reduce(v.ViewState(), v.Submitted("T", "do it"), NOW)
+    state = reduce(v.ViewState(), v.Submitted("T", "do it"), NOW)
     for event in events:
-        state = v.reduce(state, event, NOW)  # type: ignore[arg-type]
+        state = reduce(state, event, NOW)  # type: ignore[arg-type]
     return state
 
 
@@ -71,7 +72,7 @@ def test_unknown_records_and_events_of_a_newer_agent_are_ignored() -> None:
 def test_a_replayed_event_changes_nothing() -> None:
     event = m.FileChanged(task="T", seq=4, path="a", kind="added")
     once = apply(event)
-    assert v.reduce(once, event, NOW + 1) is once
+    assert reduce(once, event, NOW + 1) is once
 
 
 @given(st.permutations([3, 4, 5]), st.sampled_from([3, 4, 5]))
@@ -109,14 +110,14 @@ def test_the_rate_is_counted_over_the_last_second() -> None:
     state = apply()
     for second in range(4):
         event = m.UsageCounted(task="T", seq=second + 1, tokens_in=10, tokens_out=40 * second)
-        state = v.reduce(state, event, NOW + second * 10**9)
+        state = reduce(state, event, NOW + second * 10**9)
     assert state.tasks["T"].rate == pytest.approx(40, rel=0.01)
 
 
 def test_a_diff_names_its_file() -> None:
-    assert v.diff_path("--- a/x y.py\t2020\n+++ b/x y.py\n") == "x y.py"
-    assert v.diff_path("--- a/gone.py\n+++ /dev/null\n") == "gone.py"
-    assert v.diff_path("no diff") == ""
+    assert diff_path("--- a/x y.py\t2020\n+++ b/x y.py\n") == "x y.py"
+    assert diff_path("--- a/gone.py\n+++ /dev/null\n") == "gone.py"
+    assert diff_path("no diff") == ""
 
 
 @pytest.mark.parametrize(

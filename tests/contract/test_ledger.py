@@ -35,7 +35,7 @@ pytestmark = [
 
 DEAD, LIVING, TASK = "01J000000000000000000DEAD0", "01J0000000000000000000A11V", "01J00000000000000000TASK00"
 GONE = ProcessRef(2**22 + 1, 1, "agent")  # No pid is that high.
-STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+STUBBORN = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
 
 Start = Callable[..., ProcessRef]
 
@@ -260,11 +260,11 @@ def test_numbers_of_another_boot_or_namespace_say_nothing(paths: Paths, start: S
 
 def test_one_that_ignores_sigterm_is_killed_and_one_that_heeds_it_is_not(paths: Paths, start: Start) -> None:
     stubborn = start(sys.executable, "-c", STUBBORN)
-    heeds = start(sys.executable, "-c", STUBBORN.replace("signal.SIG_IGN", "lambda *a: sys.exit(7)"))
+    heeds = start(sys.executable, "-c", STUBBORN.replace("signal.SIG_IGN", "lambda *a: os._exit(7)"))
     ledger = write(paths, DEAD, GONE)
     ledger.command_started(command(stubborn))
     ledger.command_started(command(heeds, number=2))
-    result = Sweep(paths).end(polite_s=0.5)
+    result = Sweep(paths).end(polite_s=1.5)
     assert {one.ref.pid for one in result.ended} == {stubborn.pid, heeds.pid}
     assert result.left == ()
     assert (

@@ -162,7 +162,7 @@ class TaskExecutor:
         rig.body = body
         run.token.bind(body)
         stop = asyncio.create_task(run.token.wait())
-        watches = (asyncio.create_task(self._sample(run, rig)), asyncio.create_task(self._limit(run)), stop)
+        watches = (asyncio.create_task(self._sample(run, rig)), asyncio.create_task(self._limit(run, rig)), stop)
         await asyncio.wait({body, stop}, return_when=asyncio.FIRST_COMPLETED)
         for watch in watches:
             watch.cancel()
@@ -193,12 +193,13 @@ class TaskExecutor:
             rules=self._rules.setdefault(run.submit.session, SessionRules()),
         )
         assert rig.model is not None
+        rig.patient = PatientFiles(rig.files, run.submit.budget.seconds or BUSY_WAIT_S)
         context = TaskContext(
             submit=run.submit,
             token=run.token,
             model=rig.model,
             processes=self._processes,
-            files=PatientFiles(rig.files, run.submit.budget.seconds or BUSY_WAIT_S),
+            files=rig.patient,
             root=rig.root,
             history=rig.history,
             permissions=permissions,
@@ -220,9 +221,12 @@ class TaskExecutor:
             stats = await self._processes.sample(rig.task)
             run.emit(rig.progress(stats))
 
-    async def _limit(self, run: Run) -> None:
+    async def _limit(self, run: Run, rig: TaskRig) -> None:
         if run.submit.budget.seconds > 0:
             await asyncio.sleep(run.submit.budget.seconds)
+            if rig.patient is not None and rig.patient.give_up():
+                # Not the task was slow: another one holds the folder, and the error says which process.
+                return
             # A store that refuses must not keep the task running: the token is set before it is asked.
             with suppress(StateError):
                 await run.stop(StopReason.LIMIT_SECONDS, "limit")

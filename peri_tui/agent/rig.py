@@ -81,6 +81,7 @@ class TaskRig:
         self.loop = asyncio.get_running_loop()
         self.body: asyncio.Task[Any] | None = None
         self.model: Model | None = None
+        self.patient: PatientFiles | None = None
         self.processes = processes
         self.cleanups = Cleanups()
         self.log = log
@@ -233,6 +234,7 @@ class PatientFiles:
     def __init__(self, files: Transaction, wait_s: float) -> None:
         self._files = files
         self._wait_s = wait_s
+        self._waiting = self._given_up = False
         self.window_open = files.window_open
         self.window_close = files.window_close
 
@@ -241,11 +243,19 @@ class PatientFiles:
         deadline = time.monotonic() + self._wait_s
         while True:
             try:
-                return self._files.edit(path, data, expected_sha=expected_sha)
+                change = self._files.edit(path, data, expected_sha=expected_sha)
+                self._waiting = False
+                return change
             except WorkspaceBusy:
-                if time.monotonic() > deadline:
+                if self._given_up or time.monotonic() > deadline:
                     raise
+                self._waiting = True
                 time.sleep(_BUSY_POLL_S)
+
+    def give_up(self) -> bool:
+        """End a wait that is under way with its error, which names the holder; False if nothing waits."""
+        self._given_up = True
+        return self._waiting
 
 
 def settle(evidence: RollbackEvidence) -> Settled:

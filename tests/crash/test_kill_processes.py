@@ -263,10 +263,16 @@ def test_both_killed_the_next_start_ends_and_rolls_back_once(how: str) -> None:
 
 def test_a_killed_warden_is_reported_and_the_next_command_works() -> None:
     with Crash() as scene:
-        replies = [*scene.server._replies, reply(tool("shell", command="echo again > again.txt")), reply({"text": "all done"})]
+        replies = [
+            *scene.server._replies,
+            reply(tool("shell", command="echo again > again.txt")),
+            reply({"text": "all done"}),
+        ]
         scene.replace_server(replies)
         terminal = scene.begin()
-        (warden,) = [pid for pid in children(scene.agent) if b"warden" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (warden,) = [
+            pid for pid in children(scene.agent) if b"warden" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         kill(warden)
         terminal.wait_for("all done", 20)
         assert scene.living() == []

@@ -23,6 +23,7 @@ from peri_tui.agent.processes.sweep import Sweep, describe, send
 from peri_tui.agent.processes.table import read_row
 from peri_tui.agent.scheduler.ownership import this_boot
 from peri_tui.config import Paths, find_paths
+from peri_tui.core.ids import make_ulid
 from peri_tui.doctor.descriptors import _address
 from peri_tui.doctor.ps import show_processes
 from peri_tui.errors import UsageError
@@ -33,7 +34,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
 ]
 
-DEAD, LIVING, TASK = "01J000000000000000000DEAD0", "01J0000000000000000000A11V", "01J00000000000000000TASK00"
+DEAD, LIVING = "01J000000000000000000DEAD0", "01J0000000000000000000A11V"
+# Its own in each worker: the tag is looked for in all of the machine's processes.
+TASK = make_ulid(0, os.urandom(10))
 GONE = ProcessRef(2**22 + 1, 1, "agent")  # No pid is that high.
 STUBBORN = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
 

@@ -24,7 +24,7 @@ def test_f042_a_tool_call_that_comes_after_the_stop_is_never_run() -> None:
     late = [
         {"ignore_close": True},
         {"text": "one moment"},
-        {"stall": 1.0},
+        {"stall": 2.0},
         tool("shell", command="touch late"),
     ]
     with Scene([{"when": "go", "steps": late}]) as scene:
@@ -49,7 +49,7 @@ REST = {
 
 @pytest.mark.parametrize("rest", REST)
 def test_f042_a_call_that_was_half_there_at_the_stop_is_never_run(rest: str) -> None:
-    steps = [{"ignore_close": True}, {"text": "one moment"}, HALF, {"stall": 1.0}, *REST[rest]]
+    steps = [{"ignore_close": True}, {"text": "one moment"}, HALF, {"stall": 2.0}, *REST[rest]]
     with Scene([{"when": "go", "steps": steps}]) as scene:
         terminal = scene.open()
         terminal.submit("please go")
@@ -113,7 +113,10 @@ def test_f150_a_black_hole_is_left_within_a_second() -> None:
         terminal = scene.open()
         terminal.submit("please go")
         terminal.wait_for("four five")
-        assert scene.stop() < 1
+        pressed = time.monotonic_ns()
+        scene.stop()
+        left = scene.server.wait_for(lambda event: event["ev"] in ("fin", "rst"))
+        assert left["mono"] - pressed < 1e9
         scene.finish()
 
 
@@ -123,7 +126,8 @@ def test_f150_silence_ends_a_task_with_its_reason_and_the_next_prompt_works() ->
         began = time.monotonic()
         terminal.submit("please go")
         text = terminal.wait_for("silent")
-        assert 1.4 < time.monotonic() - began < 6
+        # The default would be a minute.
+        assert 1.4 < time.monotonic() - began < 15
         assert STOPPED not in text
         terminal.wait_for("Failed")
         scene.assert_quiet()
@@ -149,7 +153,7 @@ def test_f068_a_background_child_that_holds_stdout_does_not_hang_the_tool() -> N
         scene.server.wait_for(lambda event: event["ev"] == "request" and event["number"] == 2)
         called, again = scene.server.events("reply_done")[0], scene.server.requests()[1]
         assert "hi" in again["messages"][-1]["content"]
-        assert (again["mono"] - called["mono"]) / 1e9 < 2
+        assert (again["mono"] - called["mono"]) / 1e9 < 5
         terminal.wait_for("five words")
         # It is in the background now, and still the task's.
         assert marked(scene.marker)

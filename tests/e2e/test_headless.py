@@ -223,7 +223,8 @@ def test_a_reader_that_leaves_is_a_stop() -> None:
     with Scene([[LONG]]) as scene:
         process = start(scene, "--output-format", "stream-json")
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["state"] == "queued"
+        while json.loads(process.stdout.readline())["t"] != "delta":
+            pass
         process.stdout.close()
         process.stdout = None
         code, _, err = end(process)

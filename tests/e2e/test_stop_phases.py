@@ -183,7 +183,7 @@ def press_amid_the_restore(scene: Scene) -> None:
         assert first.exists() or last.exists(), "the restore was over before it could be disturbed"
         time.sleep(0.45)
         scene.terminal.send(ESC)
-        time.sleep(0.05)
+        scene.terminal.wait_for("Forcing")
     finally:
         os.kill(agent, signal.SIGCONT)
 

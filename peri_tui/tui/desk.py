@@ -396,13 +396,16 @@ class Desk:
         elif news.state in _TOLD:
             self._note(f"agent {news.state}: {news.detail}".rstrip(": "), "warn")
         if news.state == "killing":
-            self._note(
-                f"{len(news.tasks)} other tasks would end with the agent. Ctrl+N within 3 s keeps it", "fail"
-            )
+            names = self._names(news.tasks)
+            self._note(f"would end with the agent: {names}. Ctrl+N within 3 s keeps it", "fail")
         self._killing = news.task if news.state == "killing" else ""
         if news.state != "unanswered":
             self.fact(LinkChanged({"open": "up"}.get(news.state, news.state), news.detail))
         self._advance()
+
+    def _names(self, tasks: tuple[str, ...]) -> str:
+        views = [(task, self.state.tasks.get(task)) for task in tasks]
+        return ", ".join(view.prompt[:40] if view and view.prompt else task for task, view in views)
 
     def keep_agent(self) -> None:
         """Decline the kill of the agent that was announced."""

@@ -120,8 +120,8 @@ def _pressed(task: TaskView, event: Pressed) -> TaskView:
         return task
     if task.end is not None:
         # The loop learned of the press after the end: the press was taken by the lane, this screen was late.
-        task = replace(task, pressed=event.mono)
         by_it = task.end.stop_reason == "user"
+        task = replace(task, pressed=event.mono)
         said = "delivered: the task ended by it" if by_it else "the task had ended already"
         task = light(task, Layer.CLIENT, LampState.OK, "", said, event.mono)
         return light(task, Layer.UI, LampState.ACTIVE, "", "key taken", event.mono)

@@ -85,7 +85,7 @@ class Paths:
         """
         for folder in (
             self.config, self.data, self.state, self.runtime, self.store, self.sessions, self.journal,
-            self.trace, self.log,
+            self.trace, self.log, self.runtime / "tmp",
         ):  # fmt: skip
             make_private(folder)
 
@@ -149,7 +149,10 @@ def _usable(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user set. The key is not a setting: the agent reads it from its own environment."""
+    """What the user set. The key is not a setting: the agent reads it from its own environment.
+
+    0 is no limit, except ``max_memory_mb``: there it is half of the memory, or what is free less 1 GiB.
+    """
 
     provider: str = ""
     base_url: str = ""
@@ -166,6 +169,15 @@ class Settings:
     idle_s: float = 60.0
     total_s: float = 1800.0
     concurrency: int = 4
+    max_memory_mb: int = 0
+    max_processes: int = 512
+    max_command_s: float = 1800.0
+    max_cpu_s: float = 0.0
+    max_output_mb: int = 10240
+    interrupt_s: float = 2.0
+    terminate_s: float = 1.0
+    kill_confirm_s: float = 5.0
+    git_interrupt_s: float = 5.0
     notes: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -174,6 +186,12 @@ _CHOICES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "approve": (APPROVALS_BUILT, APPROVALS_LATER),
     "on_stop": (("restore", "keep"), ()),
 }
+
+# A stop must end: no rung may be waited for without end, and a proof needs a moment.
+_MOST: Final[dict[str, float]] = {
+    "interrupt_s": 60.0, "terminate_s": 60.0, "kill_confirm_s": 60.0, "git_interrupt_s": 60.0,
+}  # fmt: skip
+_LEAST: Final[dict[str, float]] = {"kill_confirm_s": 0.5}
 
 
 def load_settings(
@@ -256,6 +274,10 @@ def _check(key: str, value: Any, where: str, error: type[ConfigError] | type[Usa
         raise error(f"{where}: {value!r} is not built yet; now: {', '.join(built)}")
     if built and value not in built:
         raise error(f"{where}: expected one of {', '.join(built)}, got {value!r}")
+    if key in _MOST and value > _MOST[key]:
+        raise error(f"{where}: expected at most {_MOST[key]:g}, got {value!r}")
+    if key in _LEAST and value < _LEAST[key]:
+        raise error(f"{where}: expected at least {_LEAST[key]:g}, got {value!r}")
     if key == "base_url" and value:
         _check_url(value, where, error)
     return value

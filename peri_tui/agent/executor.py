@@ -19,7 +19,7 @@ from peri_tui.agent.models.call import Clocks
 from peri_tui.agent.models.registry import open_model
 from peri_tui.agent.permissions import Permissions, SessionRules
 from peri_tui.agent.processes.child_env import child_env
-from peri_tui.agent.processes.spawn import Processes
+from peri_tui.agent.processes.spawn import LimitReport, Processes, SignalReport
 from peri_tui.agent.questions import QuestionDesk, Reply
 from peri_tui.agent.recovery import Recovery
 from peri_tui.agent.rig import PatientFiles, TaskRig
@@ -47,6 +47,9 @@ _ALWAYS_KEEP: Final = frozenset(
         StopReason.LIMIT_TOKENS,
         StopReason.LIMIT_SECONDS,
         StopReason.LIMIT_MEMORY,
+        StopReason.LIMIT_PROCESSES,
+        StopReason.LIMIT_OUTPUT,
+        StopReason.LIMIT_CPU,
         StopReason.SILENCE,
         StopReason.MODEL_ERROR,
         StopReason.UNAPPROVED,
@@ -64,6 +67,15 @@ _ERRORS: Final = frozenset(
         StopReason.AGENT_KILLED,
     }
 )
+
+
+_LIMITS: Final = {
+    "memory": StopReason.LIMIT_MEMORY,
+    "processes": StopReason.LIMIT_PROCESSES,
+    "seconds": StopReason.LIMIT_SECONDS,
+    "cpu": StopReason.LIMIT_CPU,
+    "output": StopReason.LIMIT_OUTPUT,
+}
 
 
 class TaskExecutor:
@@ -100,6 +112,8 @@ class TaskExecutor:
         self._environ = environ
         self._rules: dict[str, SessionRules] = {}
         self._rigs: dict[str, TaskRig] = {}
+        self._stops: set[asyncio.Task[None]] = set()
+        processes.listen(on_limit=self._heed_limit, on_signalled=self._show_signalled)
 
     async def execute(self, run: Run) -> TaskEnded:
         """Do the whole task and return its end; a stop is carried out and proven in here."""
@@ -231,6 +245,38 @@ class TaskExecutor:
             with suppress(StateError):
                 await run.stop(StopReason.LIMIT_SECONDS, "limit")
 
+    def _heed_limit(self, report: LimitReport) -> None:
+        """Say that a task comes near a limit; stop one that crossed it, through all five layers."""
+        rig = self._rigs.get(report.task)
+        if rig is None:
+            return
+        self._log.event(
+            "limit", task=report.task, layer=5, which=report.which, value=report.value, limit=report.limit,
+            level=report.level, command=report.command,
+        )  # fmt: skip
+        if not rig.run.token.is_set:
+            rig.emit(messages.Delta(task=report.task, ch="notice", part="guard", text=report.text + "\n"))
+        if report.level != "warn" and not rig.over_limit:
+            rig.over_limit = report.text
+            stop = asyncio.create_task(self._stop_at_limit(rig.run, _LIMITS[report.which]))
+            self._stops.add(stop)
+            stop.add_done_callback(self._stops.discard)
+
+    async def _stop_at_limit(self, run: Run, reason: StopReason) -> None:
+        # A store that refuses must not keep the task running: the token is set before it is asked.
+        with suppress(StateError):
+            await run.stop(reason, "guard")
+
+    def _show_signalled(self, report: SignalReport) -> None:
+        """Show what the stop waits for; only news goes into the trace's file."""
+        rig = self._rigs.get(report.task)
+        if rig is None or not rig.run.token.is_set:
+            return
+        self._trace(
+            rig.run, Layer.ROLLBACK, Ev.TREE_SIGNALLED, shown_only=not report.fresh,
+            signal=report.rung.word, said=report.text, processes=report.processes,
+        )  # fmt: skip
+
     async def _stop_inside(self, run: Run, outcome: Outcome) -> None:
         with suppress(StateError):
             reason = StopReason.UNAPPROVED if outcome.unapproved else StopReason.INTERNAL_ERROR
@@ -264,7 +310,7 @@ class TaskExecutor:
             usage=rig.usage(),
             files=rig.kept_files(),
             residue=[f"pid {one.pid} {one.command} ({one.reason})" for one in evidence.survivors],
-            killed=[f"{ref.pid} {ref.command}" for ref in evidence.ended],
+            killed=evidence.list_ended(),
             seconds=round(time.monotonic() - started, 3),
             exit_code=EXIT_DONE,
         )
@@ -300,7 +346,7 @@ class TaskExecutor:
             state=state.value,
             stop_reason=cause.reason.value,
             verified=report.verified,
-            message=outcome.message if outcome else "",
+            message=rig.over_limit or (outcome.message if outcome else ""),
             answer=outcome.answer if outcome else "",
             cancel_id=cause.cancel_id,
             evidence=[_client_layer(cause.source), *report.evidence],
@@ -313,13 +359,27 @@ class TaskExecutor:
             exit_code=_exit_code(state, cause.reason, outcome),
         )
 
-    def _trace(self, run: Run, layer: Layer, ev: Ev, *, mono: int | None = None, **data: Any) -> None:
+    def _trace(
+        self,
+        run: Run,
+        layer: Layer,
+        ev: Ev,
+        *,
+        mono: int | None = None,
+        shown_only: bool = False,
+        **data: Any,
+    ) -> None:
         cause = run.token.cause
         cancel_id = cause.cancel_id if cause else ""
-        record = self._log.trace(run.task, int(layer), ev.value, cancel_id=cancel_id, mono=mono, **data)
+        if shown_only:
+            mono = time.monotonic_ns()
+        else:
+            mono = self._log.trace(
+                run.task, int(layer), ev.value, cancel_id=cancel_id, mono=mono, **data
+            ).mono
         run.emit(
             messages.Traced(
-                task=run.task, layer=int(layer), ev=ev.value, cancel_id=cancel_id, mono=record.mono, data=data
+                task=run.task, layer=int(layer), ev=ev.value, cancel_id=cancel_id, mono=mono, data=data
             )
         )
 

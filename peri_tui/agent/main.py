@@ -20,7 +20,7 @@ from peri_tui.agent.executor import TaskExecutor
 from peri_tui.agent.instructions import TrustStore
 from peri_tui.agent.presence import ADOPTION_GRACE_S, Presence
 from peri_tui.agent.processes.ledger import Ledger, ledger_folder
-from peri_tui.agent.processes.spawn import Processes, ProcessRef
+from peri_tui.agent.processes.spawn import Ladder, Limits, Processes, ProcessRef
 from peri_tui.agent.processes.sweep import Sweep, describe
 from peri_tui.agent.questions import QuestionDesk
 from peri_tui.agent.recovery import Recovery
@@ -82,8 +82,11 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
             started=time.time(),
         )
     )
-    ledger = open_ledger(paths, instance, trouble=lambda text: log.event("ledger", layer=5, error=text))
-    processes = Processes(ledger=ledger)
+    ledger = open_ledger(
+        paths, instance, workspace, trouble=lambda text: log.event("ledger", layer=5, error=text)
+    )
+    usual, git = usual_ladders(settings)
+    processes = Processes(ledger=ledger, ladder=usual, git_ladder=git, limits=usual_limits(settings))
     questions = QuestionDesk()
     trust = TrustStore(paths.data / "trust.json")
     recovery = Recovery(paths, log)
@@ -119,10 +122,36 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
     )
 
 
-def open_ledger(paths: Paths, instance: str, *, trouble: Callable[[str], None]) -> Ledger:
+def usual_ladders(settings: Settings) -> tuple[Ladder, Ladder]:
+    """Return the grace periods that the user set, for all programs and for git."""
+    confirm = settings.kill_confirm_s
+    return Ladder(settings.interrupt_s, settings.terminate_s, confirm), Ladder(
+        settings.git_interrupt_s, 0.0, confirm
+    )
+
+
+def usual_limits(settings: Settings) -> Limits:
+    """Return what one task's processes may take."""
+    return Limits(
+        memory=settings.max_memory_mb << 20,
+        processes=settings.max_processes,
+        seconds=settings.max_command_s,
+        cpu=settings.max_cpu_s,
+        output=settings.max_output_mb << 20,
+    )
+
+
+def open_ledger(paths: Paths, instance: str, workspace: Path, *, trouble: Callable[[str], None]) -> Ledger:
     """Begin this agent's ledger of processes; what keeps it from being written is told and stops nothing."""
     me = ProcessRef(os.getpid(), start_time(os.getpid()) or 0, "agent")
-    return Ledger(ledger_folder(paths), instance=instance, boot=this_boot(), agent=me, trouble=trouble)
+    return Ledger(
+        ledger_folder(paths),
+        instance=instance,
+        boot=this_boot(),
+        agent=me,
+        workspace=str(workspace),
+        trouble=trouble,
+    )
 
 
 async def find_left(sweep: Sweep) -> list[str]:
@@ -132,7 +161,7 @@ async def find_left(sweep: Sweep) -> list[str]:
     """
     deadline = time.monotonic() + SWEEP_S
     left = await asyncio.to_thread(sweep.find)
-    while left and time.monotonic() < deadline:
+    while any(one.role != "command" for one in left) and time.monotonic() < deadline:
         await asyncio.sleep(SWEEP_S / 20)  # Nothing tells us when somebody else's children end.
         left = await asyncio.to_thread(sweep.find)
     await asyncio.to_thread(sweep.tidy)

@@ -86,6 +86,7 @@ class TaskRig:
         self.cleanups = Cleanups()
         self.log = log
         self.trace = trace
+        self.over_limit = ""
         self.tmp = paths.runtime / "tmp" / run.task
         self._questions = questions
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"files-{run.task[-6:]}")

@@ -131,9 +131,11 @@ class Stopping:
 
     async def _end_processes(self) -> _Said:
         evidence = await self._rig.stop_processes()
-        self._report.killed = [f"{ref.pid} {ref.command}"[:200] for ref in evidence.ended]
+        self._report.killed = evidence.list_ended()
         left = [f"pid {one.pid} {one.user} {one.command} ({one.reason})" for one in evidence.survivors]
         said = describe_processes([ref.command for ref in evidence.ended])
+        for note in evidence.notes:
+            self._trace(Layer.ROLLBACK, Ev.CLEANUP, name="git lock", ok=True, said=note)
         if left:
             self._report.residue.extend(left)
             missing = f"waits for {len(left)} process{_es(left)}: {left[0]}"

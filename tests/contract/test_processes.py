@@ -142,7 +142,7 @@ async def test_a_failed_start_says_what_and_why(
 async def test_running_out_of_descriptors_is_named_and_leaks_none(
     processes: Processes, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    def run_out(*_: object) -> None:
+    def run_out(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     await processes.start()

@@ -100,6 +100,23 @@ def other_user(_: int) -> None:
     sleep()
 
 
+def hog(megabytes: int) -> None:
+    ready()
+    kept = [b"x" * (4 << 20) for _ in range(megabytes // 4)]
+    os.write(1, b"full %d\n" % len(kept))
+    sleep()
+
+
+def breeds(count: int) -> None:
+    """Fork one child after the other, not too fast for somebody who watches."""
+    ready()
+    for _ in range(count):
+        if os.fork() == 0:
+            sleep()
+        time.sleep(0.01)
+    sleep()
+
+
 def own_group(_: int) -> None:
     if os.fork() == 0:
         os.setpgid(0, 0)

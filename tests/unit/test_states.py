@@ -68,6 +68,9 @@ def test_limits_are_told_apart() -> None:
         "limit_tokens",
         "limit_seconds",
         "limit_memory",
+        "limit_processes",
+        "limit_output",
+        "limit_cpu",
     }
 
 

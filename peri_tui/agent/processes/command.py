@@ -8,7 +8,9 @@ import os
 import shlex
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from peri_tui.agent.processes.evidence import (
@@ -20,10 +22,13 @@ from peri_tui.agent.processes.evidence import (
     is_alive,
     own_survivor,
     refs_from_wire,
+    signals_from_wire,
     survivors_from_wire,
     text_from_wire,
 )
-from peri_tui.agent.processes.ladder import Alive, Ladder, Rung
+from peri_tui.agent.processes.git_lock import drop_stale_lock
+from peri_tui.agent.processes.guard import LimitReport, Limits
+from peri_tui.agent.processes.ladder import Alive, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import read_packets, send_packet
 from peri_tui.agent.processes.output import Output
@@ -36,8 +41,11 @@ _START_S: Final = 10.0
 _STATS_S: Final = 1.0
 _SILENT_S: Final = 1.0
 _DEADLINE_SHARE: Final = 0.9
+_TICK_S: Final = 0.5
 
 OnRung = Callable[[str, "Command", Rung, float], None]
+OnLimit = Callable[[LimitReport], None]
+OnSignalled = Callable[["Command"], None]
 
 
 class Command:
@@ -59,6 +67,10 @@ class Command:
         on_rung: OnRung | None,
         on_ended: Callable[[Command], None],
         guarded: Callable[[], bool],
+        on_limit: OnLimit | None = None,
+        on_signalled: OnSignalled | None = None,
+        limits: Limits | None = None,
+        stdin_fd: int = -1,
     ) -> None:
         self.task = task
         self.number = number
@@ -68,7 +80,15 @@ class Command:
         self.rungs: list[tuple[Rung, float]] = []
         self.stats = TreeStats()
         self.ledger: Ledger | None = None
+        self.limits = limits or Limits()
+        self._git = is_git(argv)
+        self._started_at = time.time()
         self._name = shlex.join(argv)[:200]
+        self._on_limit = on_limit
+        self._on_signalled = on_signalled
+        self._stdin_fd = stdin_fd
+        self._signals: dict[ProcessRef, str] = {}
+        self._looked = 0.0
         self._cwd = cwd
         self._sock = sock
         self._on_rung = on_rung
@@ -107,6 +127,25 @@ class Command:
     def supervisor(self) -> ProcessRef | None:
         """The supervisor's process, once known."""
         return self._supervisor
+
+    @property
+    def name(self) -> str:
+        """The command line, at most 200 characters."""
+        return self._name
+
+    @property
+    def rung(self) -> Rung:
+        """The hardest rung so far."""
+        return self._rung
+
+    @property
+    def next_rung(self) -> tuple[Rung, float]:
+        """The rung that is due next and in how many seconds; ``(NONE, 0)`` when the hardest was sent."""
+        if self._began < 0 or self._rung is Rung.KILL:
+            return Rung.NONE, 0.0
+        elapsed = self._loop.time() - self._began
+        left = self.ladder.until_next(elapsed)
+        return self.ladder.next_rung(elapsed + left + 0.001, self._forced, Alive.LEADER), left
 
     @property
     def exit_status(self) -> ExitStatus | None:
@@ -181,11 +220,39 @@ class Command:
             await self._until(lambda: self._stats_count > count or bool(self._end), _STATS_S)
         return self.stats if self.live else TreeStats()
 
+    def limit(self, limits: Limits) -> None:
+        """Take other limits from now on (a service has no end of its time)."""
+        self.limits = limits
+        self.output.limit_bytes = limits.output
+        if self.live:
+            send_packet(self._sock, {"op": "limits", "limits": limits.wire})
+
+    def send_input(self, data: bytes) -> int:
+        """Write to the command's input without waiting (one started with a pipe or a terminal for it).
+
+        Returns how many bytes were taken. Raises BrokenPipeError when nobody reads them, or none was made.
+        """
+        fd = self._stdin_fd if self._stdin_fd >= 0 else self.output.terminal_fd
+        if fd < 0:
+            raise BrokenPipeError(f"{self._name}: it has no input that could be written to")
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise BrokenPipeError(f"{self._name}: its input is closed: {error.strerror}") from None
+
+    def close_input(self) -> None:
+        """Close the pipe to the command's input, if one was made."""
+        if self._stdin_fd >= 0:
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+
     def interrupt(self) -> None:
         """Stand on the first rung now and climb from there; a repeated call changes nothing."""
         if self._began >= 0:
             return
-        self._began = self._loop.time()
+        self._began = self._looked = self._loop.time()
         self._step()
         self.output.mute()
         if self.live and self._ref is not None and self._exit is None:
@@ -250,6 +317,9 @@ class Command:
         return self.rungs[-1][0] if self.rungs else Rung.NONE
 
     def _send(self, rung: Rung) -> None:
+        self.close_input()
+        if rung is Rung.CLOSE:
+            return
         if rung is Rung.INTERRUPT:
             message: dict[str, Any] = {"op": "signal", "sig": signal.SIGINT, "scope": "group"}
         elif rung is Rung.TERMINATE:
@@ -261,9 +331,16 @@ class Command:
     async def _run_ladder(self) -> TreeEvidence:
         while self.live and self._rung is not Rung.KILL:
             elapsed = self._loop.time() - self._began
-            await self._next_news(self.ladder.until_next(elapsed) + 0.001)
+            await self._next_news(min(self.ladder.until_next(elapsed) + 0.001, _TICK_S))
             self._step()
+            self._look_again()
         return await self._prove()
+
+    def _look_again(self) -> None:
+        # What is waited for changes while it is waited for: the screen names it.
+        if self.live and self._on_signalled is not None and self._loop.time() > self._looked + _TICK_S:
+            self._looked = self._loop.time()
+            send_packet(self._sock, {"op": "stats"})
 
     async def _prove(self) -> TreeEvidence:
         began = self._loop.time()
@@ -274,7 +351,17 @@ class Command:
             if nudges and self._loop.time() >= nudges[0][0]:
                 self._nudge(nudges.pop(0)[1])
         self.output.cut()
-        return self._evidence()
+        evidence = self._evidence()
+        if self._killed_git():
+            note = await asyncio.to_thread(drop_stale_lock, self._cwd, self._started_at, time.time())
+            evidence = replace(evidence, notes=(note,) if note else ())
+        return evidence
+
+    def _killed_git(self) -> bool:
+        killed = [ref for ref, word in self._signals.items() if word == "SIGKILL"]
+        return self.proven and any(
+            ref.command.startswith("git") or (self._git and ref == self._ref) for ref in killed
+        )
 
     def _nudge(self, number: signal.Signals) -> None:
         """Wake, then replace, a supervisor that does not even acknowledge the kill (a task may stop it).
@@ -297,12 +384,14 @@ class Command:
         if not self._end and not survivors:
             survivors = self._silent()
         outcome = "empty" if self.proven else "best_effort"
+        ended = tuple(ref for ref in dict.fromkeys((*self._at_stop, *self._ended_refs)) if not is_alive(ref))
         return TreeEvidence(
             "survivors" if survivors else outcome,  # type: ignore[arg-type]
-            tuple(ref for ref in dict.fromkeys((*self._at_stop, *self._ended_refs)) if not is_alive(ref)),
+            ended,
             survivors,
             self._rung.word,
             round(self._loop.time() - self._began, 4),
+            tuple(self._signals.get(ref, "") for ref in ended),
         )
 
     def _still_reported(self) -> tuple[Survivor, ...]:
@@ -342,13 +431,37 @@ class Command:
             self._know(refs_from_wire(message["sample"]))
         elif ev == "stats":
             self._learn_stats(message)
+            if self._began >= 0:
+                self._tell_signalled()
+        elif ev == "signalled":
+            names = tuple(text_from_wire(name) for name in message["names"])
+            self.stats = replace(self.stats, processes=int(message["n"]), names=names)
+            self._tell_signalled()
+        elif ev == "limit":
+            self.tell_limit(message["which"], message["value"], message["limit"], message["level"])
         elif ev == "killing":
             self._killing = True
         elif ev == "survivors":
             self._reported = survivors_from_wire(message["list"])
         elif ev == "empty":
-            self._ended_refs = self._named(message["killed"])
+            self._learn_ended(message["killed"])
             self._finish("empty")
+
+    def _learn_ended(self, rows: Sequence[Sequence[Any]]) -> None:
+        self._ended_refs = self._named(rows)
+        self._signals = dict(zip(self._ended_refs, signals_from_wire(rows), strict=True))
+
+    def tell_limit(self, which: Any, value: float, limit: float, level: Any) -> None:
+        """Report that a limit is near or crossed; a command that nobody listens for is stopped here."""
+        report = LimitReport(self.task, self._name, which, value, limit, level)
+        if self._on_limit is not None:
+            self._on_limit(report)
+        elif level != "warn":
+            self.interrupt()
+
+    def _tell_signalled(self) -> None:
+        if self._on_signalled is not None and self.live:
+            self._on_signalled(self)
 
     def _learn_start(self, message: dict[str, Any]) -> None:
         self._ref = ProcessRef(int(message["pid"]), int(message["start_time"]), self._name)
@@ -375,7 +488,7 @@ class Command:
             self._hear()  # What the supervisor still said itself is worth more.
         if self._end:
             return
-        self._ended_refs = self._named(message["killed"])
+        self._learn_ended(message["killed"])
         self._reported = survivors_from_wire(message["survivors"])
         if not self._reported:
             self._finish("swept")
@@ -408,6 +521,7 @@ class Command:
     def _finish(self, end: str) -> None:
         self._end = end
         self.orphans = 0
+        self.close_input()
         self._hang_up()
         self._drop_handle()
         self._news.set()

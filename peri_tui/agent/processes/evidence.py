@@ -6,6 +6,7 @@ A process is named by pid *and* start time (clock ticks since boot), so a reused
 from __future__ import annotations
 
 import pwd
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -81,6 +82,8 @@ class TreeEvidence:
         survivors: those that are not.
         rung: the hardest signal that was needed, empty if none was.
         seconds: from the first signal to the proof.
+        signals: for each of ``ended`` the last signal that it was sent; empty where it ended without one.
+        notes: what else was done about what they left (a lock of git).
     """
 
     outcome: Outcome
@@ -88,18 +91,34 @@ class TreeEvidence:
     survivors: tuple[Survivor, ...] = ()
     rung: str = ""
     seconds: float = 0.0
+    signals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def list_ended(self) -> list[str]:
+        """Return one line for each process that was ended: pid, command, and the signal that ended it."""
+        signals = (*self.signals, *[""] * (len(self.ended) - len(self.signals)))
+        return [
+            f"{ref.pid} {ref.command[:160]} {word}".rstrip()
+            for ref, word in zip(self.ended, signals, strict=True)
+        ]
 
     @staticmethod
     def merge(parts: Iterable[TreeEvidence]) -> TreeEvidence:
         """Return the evidence for all: the worst outcome, every process, the hardest rung, the longest time."""
         several = list(parts)
         outcomes = {part.outcome for part in several}
+        words: dict[ProcessRef, str] = {}
+        for part in several:
+            words |= dict.fromkeys((ref for ref in part.ended if ref not in words), "")
+            words |= {ref: word for ref, word in zip(part.ended, part.signals, strict=False) if word}
         return TreeEvidence(
             next((word for word in _WORST_FIRST if word in outcomes), "empty"),
-            tuple(dict.fromkeys(ref for part in several for ref in part.ended)),
+            tuple(words),
             tuple(dict.fromkeys(one for part in several for one in part.survivors)),
             max((Rung.from_word(part.rung) for part in several), default=Rung.NONE).word,
             max((part.seconds for part in several), default=0.0),
+            tuple(words.values()) if any(words.values()) else (),
+            tuple(dict.fromkeys(note for part in several for note in part.notes)),
         )
 
 
@@ -141,8 +160,13 @@ def user_name(uid: int) -> str:
 
 
 def refs_from_wire(rows: Sequence[Sequence[Any]]) -> tuple[ProcessRef, ...]:
-    """Return what a supervisor listed as ``[pid, start, name]``."""
+    """Return what a supervisor listed as ``[pid, start, name, ...]``."""
     return tuple(ProcessRef(int(row[0]), int(row[1]), text_from_wire(row[2])) for row in rows)
+
+
+def signals_from_wire(rows: Sequence[Sequence[Any]]) -> tuple[str, ...]:
+    """Return the names of the signals in rows of ``[pid, start, name, signal number]``; empty for none."""
+    return tuple(signal.Signals(row[3]).name if len(row) > 3 and row[3] else "" for row in rows)
 
 
 def survivors_from_wire(rows: Sequence[Sequence[Any]]) -> tuple[Survivor, ...]:

@@ -56,13 +56,13 @@ def packet_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def request_file(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
+def request_file(argv: Sequence[str], cwd: str, env: Mapping[str, str], **more: Any) -> int:
     """Return a memory file with a spawn request: a packet could be too small for a long command line."""
     request = {
         "argv": [_image(word) for word in argv],
         "cwd": _image(cwd),
         "env": {_image(name): _image(value) for name, value in env.items()},
-    }
+    } | more
     fd = os.memfd_create("peri-spawn", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(json.dumps(request).encode())

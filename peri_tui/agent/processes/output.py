@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from peri_tui.agent.processes.guard import WARN_SHARE
+
 HEAD_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 192 * 1024
 FRESH_BYTES: Final = 16 * 1024
@@ -26,6 +28,7 @@ _READ_BYTES: Final = 256 * 1024
 _F_SETPIPE_SZ: Final = 1031
 
 OnFresh = Callable[[bytes, int], None]
+OnLimit = Callable[[float, float, str], None]
 
 
 class HeadTail:
@@ -86,11 +89,16 @@ class Output:
 
     Args:
         on_fresh: called with new bytes (at most 16 KiB a call, the newest) and how many before them it is not given.
+        limit_bytes: more than that is too much, 0 for no limit; ``on_limit`` is called with value, limit and level.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, on_fresh: OnFresh | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        on_fresh: OnFresh | None = None,
+        *,
+        limit_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kept = HeadTail()
         self._on_fresh = on_fresh
@@ -104,6 +112,10 @@ class Output:
         self._loop.add_reader(self._reading, self._take)
         self.last_mono = clock()
         self.late_bytes = 0
+        self.limit_bytes = limit_bytes
+        self.on_limit: OnLimit | None = None
+        self.terminal_fd = -1
+        self._level = 0
         self._detached = False
         self._news = asyncio.Event()
 
@@ -185,6 +197,15 @@ class Output:
             fresh = data
         if self.total > before:
             self._tell(fresh, self.total - before)
+        if self.limit_bytes:
+            self._check()
+
+    def _check(self) -> None:
+        share = (self.total + self.late_bytes) / self.limit_bytes
+        level = 2 if share >= 1 else 1 if share >= WARN_SHARE else 0
+        if level > self._level and self.on_limit is not None:
+            self._level = level
+            self.on_limit(self.total + self.late_bytes, self.limit_bytes, ("", "warn", "limit")[level])
 
     def _tell(self, newest: bytes, size: int) -> None:
         self.last_mono = self._clock()

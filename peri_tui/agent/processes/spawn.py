@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from peri_tui.agent.processes.child_env import child_env
-from peri_tui.agent.processes.command import Command, OnRung
+from peri_tui.agent.processes.command import Command, OnLimit, OnRung
 from peri_tui.agent.processes.evidence import (
     ExitStatus,
     ProcessRef,
@@ -27,7 +29,8 @@ from peri_tui.agent.processes.evidence import (
     TreeStats,
     is_alive,
 )
-from peri_tui.agent.processes.ladder import Ladder, Rung
+from peri_tui.agent.processes.guard import WARN_SHARE, Level, LimitReport, Limits, Which, default_memory
+from peri_tui.agent.processes.ladder import GIT, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
 from peri_tui.agent.processes.output import OnFresh, Output
@@ -39,9 +42,12 @@ __all__ = [
     "ExitStatus",
     "Forced",
     "Ladder",
+    "LimitReport",
+    "Limits",
     "ProcessRef",
     "Processes",
     "Rung",
+    "SignalReport",
     "Survivor",
     "TreeEvidence",
     "TreeStats",
@@ -49,17 +55,52 @@ __all__ = [
 ]
 
 Forced = asyncio.Event | Callable[[], bool]
+PIPE: Final = -1
+DEFAULT_LIMITS: Final = Limits(processes=512, seconds=1800.0, output=10 << 30)
 _FORCED_POLL_S = 0.05
 _CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReport:
+    """What a stop of a task waits for: ``processes`` (an upper bound: others may have ended since) by their names.
+
+    ``rung`` is the hardest that was sent; ``next_rung`` is due in ``next_s`` seconds, NONE when none is.
+    """
+
+    task: str
+    rung: Rung
+    processes: int
+    names: tuple[str, ...]
+    next_rung: Rung
+    next_s: float
+    fresh: bool
+
+    @property
+    def text(self) -> str:
+        """The report in one line."""
+        some = ", ".join(self.names[:4]) + (", …" if len(self.names) > 4 else "")
+        count = f"{self.processes} process{'' if self.processes == 1 else 'es'} ({some})"
+        due = {
+            Rung.KILL: f", force in {self.next_s:.1f} s", Rung.TERMINATE: f", next signal in {self.next_s:.1f} s",
+            Rung.INTERRUPT: f", interrupt in {self.next_s:.1f} s",
+        }  # fmt: skip
+        return f"{self.rung.said}, {count}{due.get(self.next_rung, '')}"
+
+
+OnSignalled = Callable[[SignalReport], None]
 
 
 class Processes:
     """All commands of all tasks of one agent. One event loop, not thread-safe.
 
     Args:
-        ladder: the grace periods of a stop.
+        ladder: the grace periods of a stop; ``git_ladder`` those of git, which must not be killed early.
         on_warden_lost: called when the warden died; its commands are being killed by then.
         on_rung: called with task, command, rung and seconds since the stop, each time a signal is sent.
+        on_limit: called when a task comes near a limit or crosses it; without it, the command is stopped.
+        on_signalled: called while a stop waits: after each signal, and then twice a second.
+        limits: what one task may take; ``memory`` 0 there means the usual share of this machine.
         ledger: written to, so that a later agent finds what a crash left.
     """
 
@@ -67,14 +108,24 @@ class Processes:
         self,
         *,
         ladder: Ladder | None = None,
+        git_ladder: Ladder = GIT,
         on_warden_lost: Callable[[], None] | None = None,
         on_rung: OnRung | None = None,
+        on_limit: OnLimit | None = None,
+        on_signalled: OnSignalled | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         ledger: Ledger | None = None,
     ) -> None:
         self._ladder = ladder or Ladder()
+        self._git_ladder = git_ladder
         self._ledger = ledger
         self._on_warden_lost = on_warden_lost
         self._on_rung = on_rung
+        self._on_limit = on_limit
+        self._on_signalled = on_signalled
+        self._limits = limits
+        self._told: set[tuple[str, Which, Level]] = set()
+        self._signalled: dict[str, tuple[Rung, int]] = {}
         self._link: WardenLink | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -88,6 +139,11 @@ class Processes:
     def warden_pid(self) -> int | None:
         """The warden's process id while it runs."""
         return self._link.pid if self._link is not None and self._link.alive else None
+
+    def listen(self, *, on_limit: OnLimit | None = None, on_signalled: OnSignalled | None = None) -> None:
+        """Set who is told of limits and of signals."""
+        self._on_limit = on_limit or self._on_limit
+        self._on_signalled = on_signalled or self._on_signalled
 
     async def start(self) -> None:
         """Start the warden, if none runs.
@@ -128,6 +184,7 @@ class Processes:
         stdin: int | None = None,
         on_output: OnFresh | None = None,
         ladder: Ladder | None = None,
+        limits: Limits | None = None,
     ) -> Command:
         """Start a command and return it once it runs.
 
@@ -136,9 +193,11 @@ class Processes:
             argv: the command; the first word is looked up in the ``PATH`` of ``env``.
             cwd: its folder.
             env: its whole environment (see ``child_env``).
-            stdin: a descriptor for its input, still the caller's afterwards; ``/dev/null`` if None.
+            stdin: a descriptor for its input, still the caller's afterwards; ``/dev/null`` if None; ``PIPE`` for a
+                pipe that is written with ``Command.send_input`` and closed by the first rung of a stop.
             on_output: gets fresh output (see ``Output``).
-            ladder: other grace periods than the usual ones.
+            ladder: other grace periods than the usual ones of the program.
+            limits: other limits than the usual ones.
 
         Raises:
             SpawnFailed: it cannot be started, or the task was stopped; names errno and stage.
@@ -150,7 +209,10 @@ class Processes:
                 f"task {task} was stopped, nothing more is started for it", errno=0, stage="stopped"
             )
         assert self._link is not None
-        command = await self._request(task, argv, cwd, env, stdin, on_output, ladder or self._ladder)
+        ladder = ladder or (self._git_ladder if is_git(argv) else self._ladder)
+        command = await self._request(
+            task, argv, cwd, env, stdin, on_output, ladder, limits or self._usual_limits()
+        )
         try:
             await command.started()
         except BaseException as error:
@@ -190,13 +252,24 @@ class Processes:
             parts = await asyncio.gather(*(command.stop() for command in self._stopped[task]))
         return TreeEvidence.merge(parts)
 
+    def move(self, command: Command, task: str) -> bool:
+        """Give a running command to another task; False when it is over, or a stop of its task has begun."""
+        if not command.live or command.rungs or command.task in self._stopped:
+            return False
+        command.task = task
+        if self._ledger is not None:
+            self._ledger.command_moved(command.number, task)
+        return True
+
     def stats(self, task: str) -> TreeStats:
         """Return what a task's trees used when they were last sampled."""
         return TreeStats.total(command.stats for command in self._live(task))
 
     async def sample(self, task: str) -> TreeStats:
-        """Return what a task's trees use now (within 1 s)."""
-        return TreeStats.total(await asyncio.gather(*(command.sample() for command in self._live(task))))
+        """Return what a task's trees use now (within 1 s). Their sum is held against the limits, too."""
+        total = TreeStats.total(await asyncio.gather(*(command.sample() for command in self._live(task))))
+        self._check_total(task, total)
+        return total
 
     def list_refs(self, task: str) -> tuple[ProcessRef, ...]:
         """Return the processes of a task that are known (commands, orphans, last sample)."""
@@ -204,6 +277,8 @@ class Processes:
 
     def forget(self, task: str) -> None:
         """Drop what is kept to answer a repeated ``stop`` of a task that has ended."""
+        self._signalled.pop(task, None)
+        self._told = {one for one in self._told if one[0] != task}
         if not self._live(task):
             self._stopped.pop(task, None)
             self._owed = [command for command in self._owed if command.task != task]
@@ -235,23 +310,26 @@ class Processes:
         stdin: int | None,
         on_output: OnFresh | None,
         ladder: Ladder,
+        limits: Limits,
     ) -> Command:
         link = self._link
         assert link is not None
         number = next(self._numbers)
         with contextlib.ExitStack() as stack, _naming_what_ran_out(argv):
-            source = stdin if stdin is not None else _opened(stack, os.open(os.devnull, os.O_RDONLY))
-            request = _opened(stack, _checked_request(argv, cwd, env))
+            request = _opened(stack, _checked_request(argv, cwd, env, limits=limits.wire))
             ours, theirs = packet_pair()
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(ours.close)
             stack.enter_context(theirs)
-            output = Output(on_output)
+            output = Output(on_output, limit_bytes=limits.output)
             undo.callback(output.cut)
+            source, ours_in = _input(stack, stdin)
             command = Command(
                 task, number, argv, cwd, ours, output, ladder=ladder, on_rung=self._on_rung,
-                on_ended=self._drop, guarded=lambda: link.alive,
+                on_ended=self._drop, guarded=lambda: link.alive, on_limit=self._heed_limit,
+                on_signalled=self._tell_signalled, limits=limits, stdin_fd=ours_in,
             )  # fmt: skip
+            output.on_limit = functools.partial(command.tell_limit, "output")
             command.ledger = self._ledger
             undo.callback(command.abandon, never_asked=True)
             # Known before it is asked for: a stop in between finds it, and its order waits in the socket.
@@ -261,6 +339,52 @@ class Processes:
             undo.pop_all()
         output.hand_over()
         return command
+
+    # -- limits -------------------------------------------------------------------------------------------------
+
+    def _usual_limits(self) -> Limits:
+        return self._limits if self._limits.memory else replace(self._limits, memory=default_memory())
+
+    def _check_total(self, task: str, total: TreeStats) -> None:
+        live = self._live(task)
+        if len(live) < 2:
+            return  # The supervisor looks closer.
+        for which, value in (("memory", total.rss_bytes), ("processes", total.processes)):
+            limit = max(getattr(command.limits, which) for command in live)
+            if limit and value >= WARN_SHARE * limit:
+                level: Level = "limit" if value >= limit else "warn"
+                names = " + ".join(command.name for command in live)[:200]
+                self._heed_limit(LimitReport(task, names, which, value, limit, level))  # type: ignore[arg-type]
+
+    def _heed_limit(self, report: LimitReport) -> None:
+        """Tell it once a task and level; without a listener the task's commands are stopped."""
+        key = (report.task, report.which, report.level)
+        if key in self._told or (report.task in self._stopped and report.level == "warn"):
+            return
+        self._told.add(key)
+        if self._on_limit is not None:
+            self._on_limit(report)
+        elif report.level != "warn":
+            for command in self._live(report.task):
+                command.interrupt()
+
+    def _tell_signalled(self, command: Command) -> None:
+        """Sum up what a stop of a task waits for; several commands may stand on different rungs."""
+        if self._on_signalled is None:
+            return
+        task = command.task
+        live = [one for one in self._live(task) if one.rung]
+        total = TreeStats.total(one.stats for one in live)
+        rung = max((one.rung for one in live), default=Rung.NONE)
+        due = [one.next_rung for one in live]
+        next_rung, next_s = min(
+            (one for one in due if one[0]), key=lambda one: one[1], default=(Rung.NONE, 0.0)
+        )
+        fresh = self._signalled.get(task, (Rung.NONE, -1))[0] is not rung
+        self._signalled[task] = (rung, total.processes)
+        self._on_signalled(
+            SignalReport(task, rung, total.processes, total.names, next_rung, round(next_s, 1), fresh)
+        )
 
     @contextlib.asynccontextmanager
     async def _watch(self, task: str, forced: Forced | None) -> AsyncIterator[None]:
@@ -315,10 +439,21 @@ def _opened(stack: contextlib.ExitStack, fd: int) -> int:
     return fd
 
 
-def _checked_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
+def _input(stack: contextlib.ExitStack, stdin: int | None) -> tuple[int, int]:
+    """Return the descriptor that the command reads from, and our end of a pipe to it (-1 without)."""
+    if stdin is None:
+        return _opened(stack, os.open(os.devnull, os.O_RDONLY)), -1
+    if stdin != PIPE:
+        return stdin, -1
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    return _opened(stack, reading), writing
+
+
+def _checked_request(argv: Sequence[str], cwd: str, env: Mapping[str, str], **more: Any) -> int:
     words = [*argv, cwd, *env, *env.values()]
     if not argv or any("\0" in word for word in words) or any("=" in name for name in env):
         raise SpawnFailed(
             f"{list(argv)[:1]}: empty command, or a NUL or '=' where none may be", errno=22, stage="request"
         )
-    return request_file(argv, cwd, env)
+    return request_file(argv, cwd, env, **more)

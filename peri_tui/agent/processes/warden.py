@@ -8,12 +8,14 @@ becomes a child of the supervisor whatever session, group or environment it gave
 ``waitpid`` = ``ECHILD`` a proof: the kernel says that no descendant exists (``prctl(2)``,
 ``PR_SET_CHILD_SUBREAPER``; Bazel's process wrapper uses the same idea).
 
-Agent to supervisor: ``signal {sig, scope, cont}``, ``kill {deadline_ms}``, ``stats``.
-Supervisor to agent: ``started``, ``spawn_failed``, ``exit``, ``orphans``, ``stats``, ``killing``, ``survivors``, ``empty``.
+Agent to supervisor: ``signal {sig, scope, cont}``, ``kill {deadline_ms}``, ``stats``, ``limits {limits}``.
+Supervisor to agent: ``started``, ``spawn_failed``, ``exit``, ``orphans``, ``stats``, ``limit {which, value, limit, level}``,
+``signalled {sig, n, names}``, ``killing``, ``survivors``, ``empty``.
 Warden to agent: ``ready``, ``swept``.
 
 End of file, or any error, on a task socket means: kill everything. Processes on the wire are
-``[pid, start time in clock ticks since boot, name]``; texts that may be any bytes travel as their Latin-1 image.
+``[pid, start time in clock ticks since boot, name]``, ended ones with the number of the last signal they were sent
+while they lived (0: none); texts that may be any bytes travel as their Latin-1 image.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -36,9 +39,26 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 LIST_MAX = 500  # A packet must fit into the socket buffer of 208 KiB.
 SURVIVORS_MAX = 100
+NAMES_MAX = 20
 DEADLINE_S = 4.5
 SLOW_PASS_S = 0.1
 HURRY_S = 1.0
+NICENESS = 5
+OOM_SCORE = 800
+FILE_BYTES = 10 << 30
+GUARD_IDLE_S = 0.5
+GUARD_MIN_S = 0.01
+GUARD_SHARE = 5  # A look may take one part in five of the time.
+WARN_SHARE = 0.8
+HARD_SHARE = 1.25
+# How fast a tree may grow between two looks, whatever it did before: bytes, processes, seconds a second.
+GUARD_PACE = {
+    "memory": float(2 << 30),
+    "processes": 1000.0,
+    "seconds": 1.0,
+    "cpu": float(os.cpu_count() or 1),
+}
+GUARD_HARD = ("memory", "processes")
 _IGNORED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
     signal.SIGPIPE, signal.SIGALRM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
@@ -144,7 +164,8 @@ class Tree:
 
         Parents first, so that one which restarts its child is gone before the child is. A direct child cannot be
         mistaken: only this process can reap it. A deeper one is held by a pidfd, opened before its parent is looked
-        at again, so a number that was reused is never hit. Returns what was seen, zombies included.
+        at again, so a number that was reused is never hit. A mere look (no signals)
+        needs no handle. Returns what was seen, zombies included.
         """
         self._parents = scan_parents() if self._scan else {}
         queue = deque((pid, self.me) for pid in self.children(self.me) if pid not in self.spare)
@@ -173,7 +194,7 @@ class Tree:
         self, pid: int, parent: Seen | None, signals: tuple[int, ...], group: int
     ) -> tuple[Seen, list[int]] | None:
         handle = -1
-        if parent is not None:
+        if parent is not None and signals:
             try:
                 handle = os.pidfd_open(pid)
             except OSError:
@@ -314,6 +335,66 @@ class Hunt:
         self.pause = 0.001 if found_new else min(self.pause * 2, limit)
 
 
+class Guard:
+    """Says when a tree comes near its limits, crosses them, or is beyond all patience; and when to look again.
+
+    Args:
+        limits: ``memory`` in bytes, ``processes``, ``seconds``, ``cpu`` in seconds; what is missing or 0 has no limit.
+        now: monotonic seconds; the clock starts there.
+    """
+
+    def __init__(self, limits: dict[str, float], now: float) -> None:
+        self.began = now
+        self.set(limits, now)
+
+    def set(self, limits: dict[str, float], now: float) -> None:
+        """Take other limits; what was told is told again."""
+        self.limits = {which: value for which, value in limits.items() if value and which in GUARD_PACE}
+        self._told: dict[str, int] = {}
+        self._before: tuple[float, dict[str, float]] = (now, {})
+        self.due = now + min([GUARD_IDLE_S, *(limit / GUARD_PACE[w] / 2 for w, limit in self.limits.items())])
+
+    def pause(self, now: float) -> float | None:
+        """Return the seconds until the next look; None when there is nothing to look for."""
+        return max(0.0, self.due - now) if self.limits else None
+
+    def see(self, used: dict[str, float], now: float, cost: float) -> list[tuple[str, float, float, str]]:
+        """Take what is used now; return ``(which, value, limit, level)``, each level once: warn, limit, hard.
+
+        Args:
+            used: values by the names of the limits.
+            now: monotonic seconds.
+            cost: seconds that the look took.
+        """
+        used = used | {"seconds": now - self.began}
+        found = []
+        wait = GUARD_IDLE_S
+        for which, limit in self.limits.items():
+            level = self._level(which, used[which] / limit)
+            if level > self._told.get(which, 0):
+                self._told[which] = level
+                found.append((which, used[which], limit, ("", "warn", "limit", "hard")[level]))
+            wait = min(wait, self._until_next(which, used, now))
+        self._before = (now, used)
+        self.due = now + max(wait, GUARD_MIN_S, cost * GUARD_SHARE)
+        return found
+
+    def _level(self, which: str, share: float) -> int:
+        if share >= HARD_SHARE and which in GUARD_HARD:
+            return 3
+        return 2 if share >= 1 else 1 if share >= WARN_SHARE else 0
+
+    def _until_next(self, which: str, used: dict[str, float], now: float) -> float:
+        then, before = self._before
+        pace = GUARD_PACE[which]
+        if now > then:
+            pace = max(pace, (used[which] - before.get(which, 0.0)) / (now - then))
+        limit = self.limits[which]
+        left = limit - used[which] if used[which] < limit else limit * HARD_SHARE - used[which]
+        # Half of the way only: a tree may speed up, and time itself may not.
+        return max(0.0, left / pace / (1 if which == "seconds" else 2)) if left > 0 else GUARD_IDLE_S
+
+
 # --- the supervisor: one a command ------------------------------------------------------------------------------------
 
 
@@ -330,10 +411,12 @@ class Supervisor:
         self.failed = False
         self.empty = False
         self.hunt: Hunt | None = None
+        self.guard = Guard({}, time.monotonic())
         self._ended: dict[tuple[int, int], list[Any]] = {}
 
     def start(self, request: dict[str, Any], stdio: list[int]) -> None:
-        """Fork the command. ``request``: argv, env, cwd as Latin-1 images of bytes."""
+        """Fork the command. ``request``: argv, env, cwd as Latin-1 images of bytes; limits."""
+        self.guard = Guard(request.get("limits", {}), time.monotonic())
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             self.leader = os.fork()
@@ -365,10 +448,12 @@ class Supervisor:
             if self.hunt is not None:
                 self._kill_pass(self.hunt)
             fds = [self.wake, self.status_fd] if self.status_fd >= 0 else [self.wake]
-            wait_for(self.peer, fds, self.hunt.pause if self.hunt else None)
+            wait_for(self.peer, fds, self.hunt.pause if self.hunt else self.guard.pause(time.monotonic()))
             self.peer.flush()
             while not self.peer.gone and (heard := self.peer.hear()) is not None:
                 self._obey(heard[0])
+            if self.hunt is None and self.guard.limits and time.monotonic() >= self.guard.due:
+                self._look()
         self._report_empty()
 
     def _learn_start(self) -> None:
@@ -420,36 +505,51 @@ class Supervisor:
         if op == "signal":
             self._signal(int(message["sig"]), message.get("scope", "group"), bool(message.get("cont")))
         elif op == "kill" and self.hunt is None:
-            self.hunt = Hunt(message.get("deadline_ms", DEADLINE_S * 1000) / 1000)
-            self.peer.tell("killing")
+            self._begin_kill(message.get("deadline_ms", DEADLINE_S * 1000) / 1000)
         elif op == "stats":
             self._report_stats()
+        elif op == "limits":
+            self.guard.set(message["limits"], time.monotonic())
+
+    def _begin_kill(self, seconds: float) -> None:
+        if self.hunt is None:
+            self.hunt = Hunt(seconds)
+            self.peer.tell("killing")
 
     def _signal(self, number: int, scope: str, cont: bool) -> None:
         signals = (number, signal.SIGCONT) if cont else (number,)
+        group = 0
         if scope == "tree":
-            self._note(self.tree.visit(*signals))
+            seen = self.tree.visit(*signals)
         elif self.exit_status is not None:
             # The leader is reaped, so its number may be somebody else's group by now: only verified members.
-            self._note(self.tree.visit(*signals, group=self.leader))
+            group = self.leader
+            seen = self.tree.visit(*signals, group=group)
         else:
-            self._note(self.tree.visit())
+            group = self.leader
+            seen = self.tree.visit()
             with contextlib.suppress(OSError):
                 for one in signals:
                     os.killpg(self.leader, one)
+        self._note(seen, number, group)
+        names = list(dict.fromkeys(one.name for one in seen if not one.dead))
+        self.peer.tell("signalled", sig=number, n=sum(not one.dead for one in seen), names=names[:NAMES_MAX])
 
-    def _note(self, seen: list[Seen]) -> bool:
+    def _note(self, seen: list[Seen], number: int, group: int = 0) -> bool:
+        """Remember what lived when a signal was sent; tell whether any of it is new."""
         before = len(self._ended)
         for one in seen:
             if not one.dead:
-                self._ended.setdefault((one.pid, one.start), one.wire)
+                row = self._ended.setdefault((one.pid, one.start), [*one.wire, 0])
+                if not group or one.pgrp == group:
+                    row[3] = int(number)
         return len(self._ended) > before
 
     def _kill_pass(self, hunt: Hunt) -> None:
         fresh = True
         while fresh:
             seen = self.tree.visit(signal.SIGKILL)
-            fresh = self._note(seen)
+            fresh = self._note(seen, signal.SIGKILL)
             hunt.tire(fresh)
             if self._reap():
                 return
@@ -464,14 +564,29 @@ class Supervisor:
         self.peer.tell("survivors", list=left[:SURVIVORS_MAX], n=len(left))
 
     def _report_stats(self) -> None:
-        alive = [one for one in self.tree.visit() if not one.dead]
-        reaped = os.times()
-        ticks = sum(one.ticks for one in alive) / os.sysconf("SC_CLK_TCK")
+        alive, used = self._look()
         self.peer.tell(
-            "stats", rss=sum(one.pages for one in alive) * os.sysconf("SC_PAGE_SIZE"), nprocs=len(alive),
-            cpu=round(ticks + reaped.children_user + reaped.children_system, 3),
+            "stats", rss=used["memory"], nprocs=len(alive), cpu=round(used["cpu"], 3),
             list=[one.wire for one in alive[:LIST_MAX]],
         )  # fmt: skip
+
+    def _look(self) -> tuple[list[Seen], dict[str, float]]:
+        """Measure the tree, and report the limits that it reached; a tree far beyond one is killed at once."""
+        began = time.monotonic()
+        alive = [one for one in self.tree.visit() if not one.dead]
+        reaped = os.times()
+        used: dict[str, float] = {
+            "memory": sum(one.pages for one in alive) * os.sysconf("SC_PAGE_SIZE"),
+            "processes": len(alive),
+            "cpu": sum(one.ticks for one in alive) / os.sysconf("SC_CLK_TCK")
+            + reaped.children_user + reaped.children_system,
+        }  # fmt: skip
+        now = time.monotonic()
+        for which, value, limit, level in self.guard.see(used, now, now - began):
+            self.peer.tell("limit", which=which, value=value, limit=limit, level=level)
+            if level == "hard":
+                self._begin_kill(DEADLINE_S)
+        return alive, used
 
     def _report_empty(self) -> None:
         hunt = self.hunt
@@ -504,6 +619,7 @@ def run_command(request: dict[str, Any], stdio: list[int], status: int, parent: 
         os.dup2(status, 3, inheritable=False)
         status = 3
         os.closerange(4, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        yield_to_others()
         stage = "chdir"
         os.chdir(request["cwd"].encode("latin-1"))
         stage = "exec"
@@ -516,6 +632,21 @@ def run_command(request: dict[str, Any], stdio: list[int], status: int, parent: 
         os.write(status, f"22 {stage}".encode())
     finally:
         os._exit(127)
+
+
+def yield_to_others() -> None:
+    """Let this process lose against Peri for the processor and for memory; no core files, no endless file."""
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
+        score = max(int(file.read()), OOM_SCORE)
+        file.seek(0)
+        file.write(str(score))
+    for which, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, FILE_BYTES)):
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(which, (most, most))
 
 
 def supervise(sock: int, request_fd: int, stdio: list[int], scan: bool) -> NoReturn:
@@ -639,7 +770,7 @@ class Warden:
         seen = self.tree.visit(signal.SIGKILL)
         for one in seen:
             if not one.dead:
-                self._ended.setdefault((one.pid, one.start), one.wire)
+                self._ended.setdefault((one.pid, one.start), [*one.wire, int(signal.SIGKILL)])
         self.hunt.tire(bool(seen))
         # The list of children may miss one that moves while it is read; there is no ECHILD here to rely on.
         self._quiet = self._quiet + 1 if not seen else 0

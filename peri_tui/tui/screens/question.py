@@ -1,7 +1,8 @@
 """Dialogs that ask: the safe answer has the focus, and nothing counts in the first 400 ms.
 
-A key that was on its way before the dialog came must not answer it. So the buttons and the letters are dead until
-the dialog has been on screen for 400 ms; Esc is never dead, it is the stop.
+A key that was on its way before the dialog came must not answer it. So the buttons and the letters are dead until the
+terminal has had the dialog for 400 ms, and a key that comes before that starts the 400 ms again: who types on without
+looking up answers nothing. Esc is never dead, it is the stop.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from peri_tui.tui.widgets.line_view import LineView, diff_lines
 
 DEAD_NS: Final = 400_000_000
 LONG_CHARS: Final = 400
+SHOWN_AGAIN_S: Final = 0.05
 
 
 class QuestionScreen(Overlay[str | None]):
@@ -32,24 +34,51 @@ class QuestionScreen(Overlay[str | None]):
 
     def __init__(self, clock: Callable[[], int]) -> None:
         super().__init__(clock)
-        self._shown_at = clock()
-        self._pasted_at = -DEAD_NS
+        self._quiet_since: int | None = None
+
+    def on_mount(self) -> None:
+        """Find out when the dialog is really to be seen: on a busy machine that may be long after now."""
+        self.call_after_refresh(self._ask_shown)
+
+    def _ask_shown(self) -> None:
+        if self._quiet_since is not None or not self.is_attached:
+            return
+        when_shown = getattr(self.app._driver, "when_shown", None)
+        if when_shown is None:
+            self._shown()
+            return
+        when_shown(self._shown)
+        self.set_timer(SHOWN_AGAIN_S, self._ask_shown)
+
+    def _shown(self) -> None:
+        if self._quiet_since is None:
+            self._quiet_since = self.clock()
+
+    def _disturbed(self) -> None:
+        if self._quiet_since is not None:
+            self._quiet_since = self.clock()
 
     def on_paste(self, event: events.Paste) -> None:
         """A paste is no answer, and what follows it for a moment is its tail."""
         event.stop()
-        self._pasted_at = self.clock()
+        self._disturbed()
+
+    def on_key(self, _event: events.Key) -> None:
+        """A key that means nothing here was meant for something else, and so may be the next."""
+        if not self.is_armed:
+            self._disturbed()
 
     @property
     def is_armed(self) -> bool:
         """True once an answer counts."""
-        now = self.clock()
-        return now - self._shown_at >= DEAD_NS and now - self._pasted_at >= DEAD_NS
+        return self._quiet_since is not None and self.clock() - self._quiet_since >= DEAD_NS
 
     def action_choose(self, outcome: str) -> None:
         """Answer, if answers count already."""
         if self.is_armed:
             self.dismiss(outcome)
+        else:
+            self._disturbed()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Answer by a button."""
@@ -65,6 +94,8 @@ class PermissionScreen(QuestionScreen):
         Binding("n", "choose('deny')", "Deny", show=False),
         Binding("y", "choose('allow')", "Once", show=False),
         Binding("s", "choose('allow_session')", "This exact one, this session", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
         Binding("left", "app.focus_previous", show=False),
         Binding("right", "app.focus_next", show=False),
     ]
@@ -90,6 +121,14 @@ class PermissionScreen(QuestionScreen):
             yield Button("Deny  n", id="deny", name="deny", compact=True)
             yield Button("Once  y", id="once", name="allow", compact=True)
             yield Button(self._session_words(), id="session", name="allow_session", compact=True)
+
+    def action_page(self, way: int) -> None:
+        """Turn a page of the diff, or of the command where there is none: all of it can be read before an answer."""
+        part = (self.query(LineView) or self.query(".q-detail")).first()
+        if way > 0:
+            part.scroll_page_down(animate=False)
+        else:
+            part.scroll_page_up(animate=False)
 
     def _session_words(self) -> str:
         what = "command" if self.question.tool == "shell" else "change"

@@ -236,7 +236,7 @@ def event(delta: dict[str, Any]) -> str:
 
 SERVER: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...]]] = {
     "no-route": ([{"status": 404}], 1, ("404", "is the base URL right")),
-    "web-page": ([{"status": 200, "body": "<html>hi", "content_type": "text/html"}], 1, ("text/html",)),
+    "web-page": ([{"status": 200, "body": "<html>hi", "content_type": "text/html"}], 1, ("a web page",)),
     "web-page-404": ([{"status": 404, "body": "<html>hi", "content_type": "text/html"}], 1, ("a web page",)),
     "no-key": ([{"status": 401}], 41, ("401", "it wants a key: set PERI_API_KEY")),
     "forbidden": ([{"status": 403}], 41, ("403",)),
@@ -244,9 +244,9 @@ SERVER: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...]]] = {
     "escape": ([{"status": 400, "body": "\x1b]0;t\x07\u202e"}], 1, ("400",)),
     "redirect": ([{"status": 302}], 1, ("302", "redirects")),
     "no-json": ([{"text": "so"}, {"invalid": True}], 1, ("JSON",)),
-    "wrong-shape": ([{"raw": 'data: {"choices": 5}\n\n'}], 1, ("model server",)),
+    "wrong-shape": ([{"raw": 'data: {"choices": 5}\n\n'}], 1, ("empty",)),
     "array": ([{"raw": "data: [1]\n\n"}], 1, ("model server",)),
-    "no-utf8": ([{"hex": b'data: {"choices": "\xff"}\n\n'.hex()}], 1, ("model server",)),
+    "no-utf8": ([{"hex": b'data: {"choices": "\xff"}\n\n'.hex()}], 1, ("empty",)),
     "cut": ([{"text": "so far "}, {"cut": "fin"}], 1, ("ended",)),
     "reset": ([{"text": "so far "}, {"cut": "rst"}], 1, ("model server",)),
     "no-done": ([{"text": "so far "}, {"done": False}], 1, ("ended",)),
@@ -277,7 +277,7 @@ def test_a_model_server_that_errs(scene: Scene, case: str) -> None:
     ran = scene.headless("-p", case)
     line = failed_line(ran.stderr)
     assert ran.returncode == code, ran.stderr
-    assert f"127.0.0.1:{scene.server.port}" in line or case == "nothing"
+    assert f"127.0.0.1:{scene.server.port}" in line or "empty" in line
     assert [word for word in words if word not in line] == [], line
     assert len(line) < 500
     assert manifest(scene.workspace) == scene.before
@@ -304,7 +304,7 @@ CALLS: list[list[tuple[dict[str, Any], str]]] = [
     [
         (tool("approve", id="1"), "approve"),
         (tool("../x"), "../x"),
-        (tool("a\x1b]0;t\x07b"), "no tool"),
+        (tool("a\x1b]0;t\x07b"), "unknown tool"),
         (tool("read_file", path=5), "path"),
         (tool("read_file"), "path"),
     ],
@@ -474,21 +474,21 @@ def test_a_full_disk_under_the_state_is_one_line_and_loses_nothing() -> None:
 
 def test_a_failed_task_is_told_in_the_conversation_and_the_next_prompt_works() -> None:
     replies = [
-        {"when": "first", "steps": [{"status": 401}]},
-        {"when": "second", "steps": [{"text": "so far "}, {"cut": "fin"}]},
-        {"when": "third", "steps": [{"invalid": True}]},
-        {"when": "last", "steps": [{"text": "all is well"}]},
+        {"when": "1-first", "steps": [{"status": 401}]},
+        {"when": "2-second", "steps": [{"text": "so far "}, {"cut": "fin"}]},
+        {"when": "3-third-one", "steps": [{"invalid": True}]},
+        {"when": "4-last-of-all", "steps": [{"text": "all is well"}]},
     ]
     with Scene(replies) as scene:
         terminal = scene.open()
-        for prompt, words in (("first", "401"), ("second", "ended"), ("third", "JSON")):
+        for prompt, words in (("1-first", "401"), ("2-second", "ended"), ("3-third-one", "JSON")):
             terminal.submit(f"{prompt} prompt")
             terminal.wait_for(words)
             terminal.send("a draft")
             terminal.wait_for("› a draft")
             terminal.send(CTRL_C)
             terminal.wait_for(lambda text: "a draft" not in text)
-        terminal.submit("last prompt")
+        terminal.submit("4-last-of-all prompt")
         terminal.wait_for("all is well")
         assert scene.server.events("violation") == []
         assert manifest(scene.workspace) == scene.before

@@ -1,4 +1,4 @@
-"""End-to-end tests: their helpers' assertions explain themselves, and a failing test shows the last screen."""
+"""End-to-end tests: assertions of the scene explain themselves as those of a test do."""
 
 from __future__ import annotations
 

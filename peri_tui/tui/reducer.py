@@ -16,6 +16,7 @@ from peri_tui.core.messages import (
     CancelNoop,
     Delta,
     FileChanged,
+    JobChanged,
     Progressed,
     Resolved,
     TaskEnded,
@@ -198,6 +199,9 @@ def _apply(task: TaskView, event: TaskEvent, now: int) -> TaskView:
                 task, step=event.step, doing=event.doing, detail=event.detail, cpu=event.cpu, rss=event.rss,
                 processes=event.processes,
             )  # fmt: skip
+        case JobChanged():
+            others = tuple(job for job in task.jobs if job.job != event.job)
+            return replace(task, jobs=(*others, event))
         case Asked():
             return replace(task, question=event)
         case Resolved():

@@ -131,6 +131,7 @@ class CallDesk:
             emit=ctx.emit,
             token=ctx.token,
             env=ctx.env,
+            jobs=ctx.jobs,
             seen=self._seen,
         )
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from peri_tui.agent import instructions
 from peri_tui.agent.presence import Presence
+from peri_tui.agent.processes.jobs import Jobs
 from peri_tui.agent.questions import OUTCOMES, QuestionDesk, Reply
 from peri_tui.agent.scheduler.scheduler import Scheduler
 from peri_tui.agent.scheduler.store import StateStore, TaskRow
@@ -22,10 +23,11 @@ from peri_tui.agent.stream import StreamFeed
 from peri_tui.core import messages
 from peri_tui.core.ids import is_ulid, make_ulid
 from peri_tui.core.states import StopReason, TaskState
-from peri_tui.errors import Conflict, InputError, PeriError, StoreUnavailable
+from peri_tui.errors import Conflict, InputError, PeriError, ProcessError, StoreUnavailable
 
 _LIST_LIMIT: Final = 200
 _MODES: Final = frozenset({"graceful", "force"})
+JOB_ACTIONS: Final = ("list", "promote", "stop")
 
 
 class ControlDesk:
@@ -36,6 +38,7 @@ class ControlDesk:
         scheduler, store, questions, presence: the parts that do the work.
         trust: the trust store.
         notes: what a client is told when it comes; may still grow.
+        jobs: the background jobs.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class ControlDesk:
         presence: Presence,
         trust: instructions.TrustStore,
         notes: Sequence[str] = (),
+        jobs: Jobs | None = None,
     ) -> None:
         self._instance = instance
         self._scheduler = scheduler
         self._store = store
         self._questions = questions
         self._trust = trust
+        self._jobs = jobs
         self._notes = notes  # Not a copy: recoveries that are still under way add to it.
         self._feeds: dict[str, set[StreamFeed]] = {}
         self._sessions: dict[str, str] = {}
@@ -85,12 +90,14 @@ class ControlDesk:
             case messages.EndAck():
                 await self._store.ack_end(request.task)
                 return None
-            case messages.Submit() | messages.Answer() | messages.Trust() if not may_write:
+            case messages.Submit() | messages.Answer() | messages.Trust() | messages.Job() if not may_write:
                 return messages.Failure(code="E_AUTH", msg="this needs the agent's token", re=request.id)
             case messages.Submit():
                 return await self._submit(request)
             case messages.Answer():
                 return self._answer_question(request)
+            case messages.Job():
+                return await self._job(request)
             case messages.Trust():
                 await asyncio.to_thread(self._trust.set, Path(request.workspace), request.trusted)
                 return messages.Ok(re=request.id)
@@ -174,6 +181,25 @@ class ControlDesk:
         if self._questions.answer(answer.task, answer.qid, Reply(answer.outcome, answer.text)):
             return messages.Ok(re=answer.id)
         return messages.Failure(code="E_CLOSED", msg="the question is closed", re=answer.id)
+
+    async def _job(self, request: messages.Job) -> messages.Reply:
+        if self._jobs is None or request.action not in JOB_ACTIONS:
+            text = f"unknown action {request.action[:40]!r}; known: {', '.join(JOB_ACTIONS)}"
+            return messages.Failure(code="E_PROTO_FIELD", msg=text, re=request.id)
+        if request.action == "list":
+            return messages.JobList(re=request.id, jobs=await self._jobs.list())
+        try:
+            job = self._jobs.find(request.task, request.job)
+            if request.action == "promote":
+                self._jobs.promote(job)
+                return messages.Ok(re=request.id)
+        except ProcessError as error:
+            return messages.Failure(code="E_JOB", msg=str(error), re=request.id)
+        evidence = await self._jobs.stop(job)
+        if evidence.survivors:
+            left = ", ".join(f"pid {one.pid} {one.command} ({one.reason})" for one in evidence.survivors)
+            return messages.Failure(code="E_JOB", msg=f"job {job.id}: not ended: {left}", re=request.id)
+        return messages.Ok(re=request.id)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

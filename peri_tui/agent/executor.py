@@ -19,6 +19,7 @@ from peri_tui.agent.models.call import Clocks
 from peri_tui.agent.models.registry import open_model
 from peri_tui.agent.permissions import Permissions, SessionRules
 from peri_tui.agent.processes.child_env import child_env
+from peri_tui.agent.processes.jobs import Jobs, TaskJobs
 from peri_tui.agent.processes.spawn import LimitReport, Processes, SignalReport
 from peri_tui.agent.questions import QuestionDesk, Reply
 from peri_tui.agent.recovery import Recovery
@@ -106,6 +107,7 @@ class TaskExecutor:
         self._settings = settings
         self._log = log
         self._processes = processes
+        self.jobs = Jobs(processes, paths.runtime / "tmp")
         self._questions = questions
         self._trust = trust
         self._recovery = recovery
@@ -176,7 +178,11 @@ class TaskExecutor:
         rig.body = body
         run.token.bind(body)
         stop = asyncio.create_task(run.token.wait())
-        watches = (asyncio.create_task(self._sample(run, rig)), asyncio.create_task(self._limit(run, rig)), stop)
+        watches = (
+            asyncio.create_task(self._sample(run, rig)),
+            asyncio.create_task(self._limit(run, rig)),
+            stop,
+        )
         await asyncio.wait({body, stop}, return_when=asyncio.FIRST_COMPLETED)
         for watch in watches:
             watch.cancel()
@@ -221,6 +227,7 @@ class TaskExecutor:
             drain=run.drain,
             in_thread=rig.in_thread,
             env=env,
+            jobs=TaskJobs(self.jobs, rig.task, run.emit),
             instructions=await instructions.read_instructions(rig.workspace, self._trust),
         )
         return await run_task(context)
@@ -254,7 +261,7 @@ class TaskExecutor:
             "limit", task=report.task, layer=5, which=report.which, value=report.value, limit=report.limit,
             level=report.level, command=report.command,
         )  # fmt: skip
-        if not rig.run.token.is_set:
+        if report.level == "warn" and not rig.run.token.is_set:
             rig.emit(messages.Delta(task=report.task, ch="notice", part="guard", text=report.text + "\n"))
         if report.level != "warn" and not rig.over_limit:
             rig.over_limit = report.text
@@ -311,6 +318,7 @@ class TaskExecutor:
             files=rig.kept_files(),
             residue=[f"pid {one.pid} {one.command} ({one.reason})" for one in evidence.survivors],
             killed=evidence.list_ended(),
+            services=self.jobs.kept(run.task),
             seconds=round(time.monotonic() - started, 3),
             exit_code=EXIT_DONE,
         )
@@ -354,6 +362,7 @@ class TaskExecutor:
             files=report.files,
             residue=report.residue,
             killed=report.killed,
+            services=self.jobs.kept(run.task),
             seconds=round(now - started, 3),
             stop_seconds=round(now - cause.mono / 1e9, 4),
             exit_code=_exit_code(state, cause.reason, outcome),

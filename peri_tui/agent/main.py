@@ -186,7 +186,8 @@ async def serve(
     ending = _Ending(agent, done)
     presence = Presence(
         gone=lambda: ending.begin(StopReason.DISCONNECT),
-        busy=lambda: bool(agent.scheduler.running()),
+        # A service outlives its task, so there is something to adopt: a screen that ends well stops it first.
+        busy=lambda: bool(agent.scheduler.running() or agent.executor.jobs.services()),
         changed=lambda orphaned: ending.orphaned(orphaned),
         grace_s=_grace(),
     )
@@ -198,6 +199,7 @@ async def serve(
         presence=presence,
         trust=agent.trust,
         notes=agent.recovery.notes,
+        jobs=agent.executor.jobs,
     )
     token = secrets.token_urlsafe(32)
     agent.log.hide(token)
@@ -270,6 +272,7 @@ class _Ending:
 async def _dismantle(agent: Agent) -> None:
     await agent.scheduler.close(1.0)
     await agent.processes.close()
+    await agent.executor.jobs.close()
     agent.ledger.close()
     await agent.store.unregister(agent.instance)
     await agent.store.close()

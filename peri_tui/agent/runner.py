@@ -21,6 +21,7 @@ from peri_tui.agent.history import MAX_CALLS, History
 from peri_tui.agent.instructions import Instruction
 from peri_tui.agent.models import call
 from peri_tui.agent.permissions import Permissions
+from peri_tui.agent.processes.jobs import TaskJobs
 from peri_tui.agent.rollback.beneath import Root
 from peri_tui.agent.tools.contract import CommandDesk, InThread, WorkspaceFiles
 from peri_tui.agent.tools.registry import ToolRegistry, default_tools
@@ -81,6 +82,7 @@ class TaskContext:
         emit: takes an event at once; ``drain`` waits while events run too far ahead of the disk.
         in_thread: runs a function in the task's file thread.
         env: the environment of commands.
+        jobs: the task's background jobs; without, there can be none.
         instructions: what the project says, if it is trusted.
         clock: monotonic seconds.
         max_tokens: how much the model may write in one message.
@@ -97,6 +99,7 @@ class TaskContext:
     emit: Callable[[TaskEvent], object]
     in_thread: InThread
     env: Mapping[str, str] = field(default_factory=dict)
+    jobs: TaskJobs | None = None
     instructions: Sequence[Instruction] = ()
     drain: Callable[[], Awaitable[None]] = _no_wait
     clock: Callable[[], float] = time.monotonic

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from peri_tui.core.link import ClientLink
-from peri_tui.core.messages import Answer, Failure, Message, Reply, Submit, Trust
+from peri_tui.core.messages import Answer, Failure, Job, Message, Reply, Submit, Trust
 from peri_tui.errors import (
     AgentUnreachable,
     Conflict,
     InputError,
     NotAuthorized,
     PeriError,
+    ProcessError,
     ProtocolError,
     StaleEpoch,
     StoreUnavailable,
@@ -28,6 +29,7 @@ _ERRORS: Final[dict[str, type[PeriError]]] = {
     "E_INPUT": InputError,
     "E_UNKNOWN_TASK": UnknownTask,
     "E_STALE_EPOCH": StaleEpoch,
+    "E_JOB": ProcessError,
 }
 
 
@@ -45,7 +47,7 @@ class RequestBook:
         self._waiters: dict[str, asyncio.Future[Reply]] = {}
         self._failure: PeriError | None = None
 
-    async def ask(self, request: Submit | Answer | Trust) -> Reply:
+    async def ask(self, request: Submit | Answer | Trust | Job) -> Reply:
         """Send a request and return its reply.
 
         Raises:

@@ -35,6 +35,9 @@ from peri_tui.core.messages import (
     EndAck,
     Failure,
     Hello,
+    Job,
+    JobInfo,
+    JobList,
     ModelChoice,
     Reply,
     Submit,
@@ -287,6 +290,27 @@ class AgentSession:
         reply = await self._requests.ask(
             Trust(id=fresh_id(), workspace=str(self._workspace), trusted=trusted)
         )
+        if isinstance(reply, Failure):
+            raise as_error(reply)
+
+    async def jobs(self) -> list[JobInfo]:
+        """Return the background jobs of the agent's tasks, services included, oldest first.
+
+        Raises:
+            PeriError: the agent's refusal, or no answer within 15 s.
+        """
+        reply = await self._requests.ask(Job(id=fresh_id(), action="list"))
+        if not isinstance(reply, JobList):
+            raise as_error(reply)
+        return reply.jobs
+
+    async def act_on_job(self, task: str, job: str, action: str) -> None:
+        """Promote a background job to a service, or stop it; a stop returns when it is proven to be gone.
+
+        Raises:
+            PeriError: the agent's refusal (unknown, over, not ended), or no answer within 15 s.
+        """
+        reply = await self._requests.ask(Job(id=fresh_id(), task=task, job=job, action=action))
         if isinstance(reply, Failure):
             raise as_error(reply)
 

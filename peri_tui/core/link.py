@@ -32,6 +32,7 @@ from peri_tui.core.messages import (
     Answer,
     Cancel,
     Delta,
+    Job,
     Request,
     Submit,
     TaskEnded,
@@ -78,7 +79,7 @@ class ClientLink:
         self._batch = max(1, window // 2)
         self._used = 0
         self._tasks: dict[str, _Seen] = {}
-        self._pending: dict[str, Submit | Cancel | Answer | Trust] = {}
+        self._pending: dict[str, Submit | Cancel | Answer | Trust | Job] = {}
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class ClientLink:
 
     def sent(self, request: Request) -> None:
         """Remember a request until it is answered. Requests that belong to one connection are not remembered."""
-        if isinstance(request, Submit | Cancel | Answer | Trust):
+        if isinstance(request, Submit | Cancel | Answer | Trust | Job):
             self._pending[request.id] = request
 
     def answered(self, re: str) -> Request | None:

@@ -115,6 +115,15 @@ class Trust(Message, tag="trust", kw_only=True):
     trusted: bool
 
 
+class Job(Message, tag="job", kw_only=True):
+    """Asks for something about background jobs. ``action``: promote (to a service), stop, list (``task``, ``job`` empty)."""
+
+    id: str
+    action: str
+    task: str = ""
+    job: str = ""
+
+
 class EndAck(Message, tag="end.ack", kw_only=True):
     """Says that ``task.end`` was applied; the agent re-sends it until then."""
 
@@ -208,6 +217,29 @@ class Ok(Message, tag="ok", kw_only=True):
     """A request without an answer of its own was done."""
 
     re: str
+
+
+class JobInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One background job; see ``JobChanged``. ``started`` is wall-clock seconds."""
+
+    job: str
+    task: str
+    state: str
+    pid: Int64
+    command: str = ""
+    cpu: float = 0
+    rss: Int64 = 0
+    processes: Int64 = 0
+    service: bool = False
+    how: str = ""
+    started: float = 0
+
+
+class JobList(Message, tag="jobs", kw_only=True):
+    """Answers ``job`` with action list: the jobs of all of this agent's tasks, oldest first."""
+
+    re: str
+    jobs: list[JobInfo] = []
 
 
 class Failure(Message, tag="error", kw_only=True):
@@ -307,6 +339,24 @@ class Progressed(Event, tag="progress", kw_only=True):
     alive_ms: Int64 = 0
 
 
+class JobChanged(Event, tag="job.change", kw_only=True):
+    """A background job of the task changed.
+
+    ``state``: running, exited (the command ended, others of its processes run), ended. ``how`` the command ended.
+    ``service``: the user promoted it; it outlives the task. ``cpu`` in seconds, ``rss`` in bytes.
+    """
+
+    job: str
+    state: str
+    pid: Int64
+    command: str = ""
+    cpu: float = 0
+    rss: Int64 = 0
+    processes: Int64 = 0
+    service: bool = False
+    how: str = ""
+
+
 class Asked(Event, tag="question", kw_only=True):
     """The task waits for the user. ``kind`` is tool; ``detail`` the whole command or path, ``diff`` the change."""
 
@@ -366,7 +416,10 @@ class LayerEvidence(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TaskEnded(Event, tag="task.end", kw_only=True):
-    """The last message of a task. Re-sent on each hello until acknowledged."""
+    """The last message of a task. Re-sent on each hello until acknowledged.
+
+    ``killed`` lists processes that were ended, ``services`` those that run on because the user promoted them.
+    """
 
     state: str
     stop_reason: str = ""
@@ -381,11 +434,12 @@ class TaskEnded(Event, tag="task.end", kw_only=True):
     files: Files = msgspec.field(default_factory=Files)
     residue: list[str] = []
     killed: list[str] = []
+    services: list[str] = []
     exit_code: Int64 = 0
 
 
-Request = Hello | Submit | Cancel | Answer | Trust | EndAck | Credit | Heartbeat
-Reply = Welcome | SubmitOk | CancelAccepted | CancelNoop | Ok | Failure | Heartbeat
+Request = Hello | Submit | Cancel | Answer | Trust | Job | EndAck | Credit | Heartbeat
+Reply = Welcome | SubmitOk | CancelAccepted | CancelNoop | Ok | JobList | Failure | Heartbeat
 TaskEvent = (
     TaskStateChanged
     | Delta
@@ -394,6 +448,7 @@ TaskEvent = (
     | FileChanged
     | UsageCounted
     | Progressed
+    | JobChanged
     | Asked
     | Resolved
     | Traced

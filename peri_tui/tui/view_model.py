@@ -15,6 +15,7 @@ from peri_tui.core.messages import (
     CancelAccepted,
     CancelNoop,
     Files,
+    JobChanged,
     TaskEnded,
     TaskSummary,
 )
@@ -91,6 +92,7 @@ class TaskView:
     lamps: Lamps = DARK
     question: Asked | None = None
     files: tuple[ChangedFile, ...] = ()
+    jobs: tuple[JobChanged, ...] = ()
     end: TaskEnded | None = None
 
     @property

@@ -19,6 +19,7 @@ import msgspec
 
 from peri_tui.agent.cancel import CancelToken
 from peri_tui.agent.permissions import Preview
+from peri_tui.agent.processes.jobs import TaskJobs
 from peri_tui.agent.rollback.beneath import Root, show
 from peri_tui.agent.rollback.diff import Change
 from peri_tui.agent.rollback.window import WindowChange
@@ -87,6 +88,7 @@ class ToolResult:
 class ToolContext:
     """What one call of a tool may use.
 
+    ``jobs`` are the task's background jobs, None where there can be none.
     ``seen`` maps a workspace path to the hash of the bytes that the model knows; it lives as long as the task.
     ``bound`` maps a path to the hash that the approval was given for.
     """
@@ -100,6 +102,7 @@ class ToolContext:
     emit: Callable[[TaskEvent], object]
     token: CancelToken
     env: Mapping[str, str]
+    jobs: TaskJobs | None = None
     seen: dict[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from peri_tui.agent.tools.contract import Tool
 from peri_tui.agent.tools.edit_file import EditFile
+from peri_tui.agent.tools.jobs import JobOutput, JobStop
 from peri_tui.agent.tools.list_files import ListFiles
 from peri_tui.agent.tools.read_file import ReadFile
 from peri_tui.agent.tools.search import Search
@@ -48,4 +49,6 @@ class ToolRegistry:
 
 def default_tools() -> ToolRegistry:
     """Return the tools of this version."""
-    return ToolRegistry([ReadFile(), ListFiles(), Search(), EditFile(), WriteFile(), Shell()])
+    return ToolRegistry(
+        [ReadFile(), ListFiles(), Search(), EditFile(), WriteFile(), Shell(), JobOutput(), JobStop()]
+    )

@@ -13,6 +13,7 @@ from peri_tui.agent.permissions import Preview
 from peri_tui.agent.rollback.window import WindowChange
 from peri_tui.agent.tools.command import Ended, run_command
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult, shown
+from peri_tui.agent.tools.jobs import jobs_of
 from peri_tui.core.messages import FileChanged, scrub
 from peri_tui.errors import ToolError
 
@@ -21,6 +22,8 @@ MAX_S: Final = 3600.0
 MAX_COMMAND: Final = 20_000
 MAX_OUTPUT: Final = 30_000
 _LISTED: Final = 20
+_NOTE: Final = "files that the command changes are not restored by a stop"
+_BACKGROUND_NOTE: Final = f"it runs on until the task ends or is stopped; {_NOTE}"
 _SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 
 
@@ -29,6 +32,9 @@ class ShellArgs(msgspec.Struct):
 
     command: Annotated[str, Meta(description="The command line, as in a terminal without keyboard")]
     timeout: Annotated[float, Meta(description="Seconds until it is ended", ge=0)] = DEFAULT_S
+    background: Annotated[
+        bool, Meta(description="Start it as a job that runs on; see job_output and job_stop")
+    ] = False
 
 
 class Shell(Tool[ShellArgs]):
@@ -36,30 +42,32 @@ class Shell(Tool[ShellArgs]):
 
     name = "shell"
     description = (
-        "Run a shell command in the workspace. It has no keyboard; a running server must be put in the background. "
-        "Changes to files that commands make cannot be undone for the user, so prefer edit_file and write_file."
+        "Run a shell command in the workspace. It has no keyboard; start a server or a watcher with "
+        "background: true. Background jobs end with the task. Changes to files that commands make cannot be undone for the user, so prefer edit_file and write_file."
     )
     arguments = ShellArgs
     touches = True
 
     def summary(self, args: ShellArgs) -> str:
         """Return the command on one line."""
-        return shown(args.command)
+        return shown(f"{args.command} (in the background)" if args.background else args.command)
 
     async def preview(self, args: ShellArgs, ctx: ToolContext) -> Preview:
         """Return the whole command."""
         _check(args.command)
         return Preview(
-            title="Run a command?",
+            title="Run a command in the background?" if args.background else "Run a command?",
             detail=args.command,
             where=str(ctx.workspace),
-            note="files that the command changes are not restored by a stop",
+            note=_BACKGROUND_NOTE if args.background else _NOTE,
             command=args.command,
         )
 
     async def run(self, args: ShellArgs, ctx: ToolContext) -> ToolResult:
         """Run it, and list what differs after it."""
         _check(args.command)
+        if args.background:
+            return await _start_job(args, ctx)
         seconds = min(args.timeout or DEFAULT_S, MAX_S)
         _tell(ctx, await ctx.thread(_begin_window, ctx))
         ended = await run_command(ctx, [_shell(), "-c", args.command], timeout=seconds, show_output=True)
@@ -67,6 +75,21 @@ class Shell(Tool[ShellArgs]):
         _tell(ctx, changes)
         summary = ended.how + (f", {len(changes)} files changed" if changes else "")
         return ToolResult(_report(ended, seconds, changes), summary, ok=ended.code == 0)
+
+
+async def _start_job(args: ShellArgs, ctx: ToolContext) -> ToolResult:
+    """Start a job and return at once; the window stays open, since the job may write as long as it lives."""
+    jobs = jobs_of(ctx)
+    await ctx.heed()
+    _tell(ctx, await ctx.thread(_begin_window, ctx))
+    job = await jobs.start(
+        [_shell(), "-c", args.command], cwd=str(ctx.workspace), env=ctx.env, text=args.command
+    )
+    text = (
+        f"Started in the background as job {job.id}, pid {job.command.ref.pid}. "
+        f"Its output: job_output {job.id}. It ends with the task, or by job_stop {job.id}."
+    )
+    return ToolResult(text, f"job {job.id} started, pid {job.command.ref.pid}")
 
 
 def _begin_window(ctx: ToolContext) -> list[WindowChange]:

@@ -32,6 +32,9 @@ _CONTAINER_FILES: Final = ("/.dockerenv", "/run/.containerenv")
 # typist loses the Stop; not so where the character opens a longer sequence (CSI, SS2, SS3, OSC, DCS, SOS, PM, APC), and
 # not for the word keys that terminals send for Option+arrow, Option+Backspace and Alt+Enter.
 _ALT: Final = re.compile(r"\x1b(?=[^\x00-\x1f\x7f\x80-\x9f\[NO\]PX^_bfd])")
+# What a terminal answers to questions that we do not ask (a colour, its name). Textual would take it for Escape and
+# typed text: a false stop, and words in the draft. Only an answer that came whole is taken out: ESC ] is also Alt+].
+_REPORT: Final = re.compile(r"\x1b(?:\][0-9]{1,4};[^\x07\x1b]*(?:\x07|\x1b\\)|[P_^X][^\x07\x1b]*\x1b\\)")
 
 
 class Step(Enum):
@@ -110,7 +113,8 @@ class InputLexer:
                     yield piece
             else:
                 piece, data = self._take_keys(data)
-                yield from self._part(piece, running)
+                if piece := _REPORT.sub("", piece):
+                    yield from self._part(piece, running)
 
     def _take_keys(self, data: str) -> tuple[str, str]:
         joined = self._tail + data

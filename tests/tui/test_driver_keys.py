@@ -204,3 +204,18 @@ def test_the_private_names_are_there() -> None:
     source = inspect.getsource(linux_driver.LinuxDriver)
     for name in ("_writer_thread", "exit_event", "run_input_thread", "process_message", "self.fileno"):
         assert name in source, f"textual's LinuxDriver no longer has {name}"
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    "report",
+    ["\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b]4;1;red\x07", "\x1bP>|tmux 3.3a\x1b\\", "\x1b_Gi=1;OK\x1b\\"],
+)
+def test_an_answer_that_nobody_asked_for_is_no_stop_and_no_text(report: str, running: bool) -> None:
+    assert take(KeyFeed(0.0), f"a{report}b", running=running) == ["a", "b"]
+
+
+def test_esc_before_a_bracket_is_still_a_stop(clock: Clock) -> None:
+    feed = KeyFeed(0.0)
+    assert "escape" in take(feed, "\x1b", running=True)
+    assert take(feed, "]11;x", running=True) == ["right_square_bracket", "1", "1", "semicolon", "x"]

@@ -24,7 +24,6 @@ _REASONS: Final[dict[str, str]] = {
     "limit_turns": "the limit of turns was reached",
     "limit_tokens": "the limit of tokens was reached",
     "limit_seconds": "the limit of seconds was reached",
-    "limit_memory": "the limit of memory was reached",
     "silence": "the model was silent for too long",
     "model_error": "the model failed",
     "internal_error": "an error inside the agent",
@@ -37,7 +36,10 @@ _REASONS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """What the card shows. ``tone``: ok, warn or fail; ``files`` and ``residue`` are lines of untrusted text."""
+    """What the card shows. ``tone``: ok, warn or fail; ``files``, ``residue`` and ``ended`` are lines of untrusted text.
+
+    ``ended``: each process that was ended, with the signal that did it.
+    """
 
     title: str
     tone: str
@@ -45,6 +47,7 @@ class StopReport:
     files: tuple[str, ...]
     residue: tuple[str, ...]
     can_force: bool
+    ended: tuple[str, ...] = ()
 
 
 def duration(ms: float | None) -> str:
@@ -78,6 +81,7 @@ def report(task: TaskView) -> StopReport:
         files=_files(task, end),
         residue=tuple(end.residue),
         can_force=end.state == TaskState.CANCEL_FAILED,
+        ended=tuple(end.killed) if end.state != TaskState.COMPLETED else (),
     )
 
 
@@ -169,4 +173,5 @@ def as_text(task: TaskView) -> str:
         f"{lamp.layer.title:<10} {GLYPHS[lamp.state]} {duration(lamp.ms):>7}  {lamp.said}".rstrip()
         for lamp in card.lamps
     ]
-    return "\n".join([*lines, *card.files, *(f"left: {line}" for line in card.residue)])
+    ended = (f"ended: {line}" for line in card.ended)
+    return "\n".join([*lines, *card.files, *(f"left: {line}" for line in card.residue), *ended])

@@ -52,8 +52,19 @@ def test_a_limit_stops_the_task_through_all_layers_and_says_why(
         assert end["message"].startswith("over the limit: ")
         assert words in end["message"]
         assert marked(scene.marker) == []
+
+
+def test_near_a_limit_the_user_is_told_and_the_task_goes_on() -> None:
+    with Scene(config="max_processes = 20") as scene:
+        line = f"{nasty(scene, 'wide', 16)} & sleep 2; kill %1"
+        script = [[tool("shell", command=line)], [{"text": "done"}]]
+        with scene.script(script):
+            code, found = headless(scene)
         notices = [m["text"] for m in found if m["t"] == "delta" and m["ch"] == "notice"]
-        assert any(words in text for text in notices)
+        assert len(notices) == 1
+        assert notices[0].startswith("near the limit: it runs 1")
+        assert notices[0].endswith(" processes, 20 are allowed\n")
+        assert (code, found[-1]["state"]) == (0, "completed")
 
 
 def test_what_was_ended_is_listed_with_its_signal() -> None:

@@ -106,8 +106,19 @@ def card_content(card: StopReport, width: int, *, focused: bool = False) -> Cont
     ]
     if len(card.residue) > 4:
         lines.append(Content.assemble((f"      and {len(card.residue) - 4} more", "$peri-muted")))
+    if card.ended:
+        # One line for all: which programs, and by which signal (the whole list is in the report).
+        lines.append(
+            Content.assemble(
+                ("ended ", "$peri-muted"), (one_line(_ended(card.ended), width - 6), "$foreground")
+            )
+        )
     lines.append(_keys(card, focused))
     return Content("\n").join(lines)
+
+
+def _ended(ended: tuple[str, ...]) -> str:
+    return " · ".join(ended[:6]) + (f" and {len(ended) - 6} more" if len(ended) > 6 else "")
 
 
 def _keys(card: StopReport, focused: bool) -> Content:

@@ -13,6 +13,7 @@ from textual.widget import Widget
 
 from peri_tui.core.sanitize import one_line
 from peri_tui.core.states import TaskState
+from peri_tui.core.trace import Layer
 from peri_tui.tui.stop_report import clock as running_time
 from peri_tui.tui.stop_report import headline, report
 from peri_tui.tui.view_model import TaskView, ViewState
@@ -112,6 +113,8 @@ def _stopping(task: TaskView, now: int) -> list[Part]:
     lamp = task.waits_for()
     if lamp is not None:
         said = f": {one_line(lamp.said, 40)}" if lamp.said and lamp.state == "failed" else ""
+        if lamp.layer is Layer.ROLLBACK and "process" in lamp.said and lamp.state == "active":
+            said = f": {one_line(lamp.said, 90)}"
         parts.append((f"   waits for {lamp.layer.title}{said}", "$foreground"))
     if not task.forced:
         parts.append(("   Esc again forces", "$peri-muted"))

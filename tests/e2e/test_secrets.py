@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.e2e.outside import agents, wait_until
+from tests.e2e.outside import agents, manifest, wait_until
 from tests.e2e.scene import Scene, tool
 from tests.e2e.terminal import PERI, clean_environment
 
@@ -67,10 +67,14 @@ def open_umask() -> Iterator[None]:
 
 
 def public(home: Path) -> list[str]:
-    """Return what below a folder, itself too, is open to others."""
-    return [
-        str(path) for path in [home, *home.rglob("*")] if not path.is_symlink() and path.stat().st_mode & 0o77
+    """Return what below a folder, itself too, is open to others.
+
+    A displaced file of the user's keeps its mode, so that it can go back as it was; the folder around it is private.
+    """
+    found = [
+        path for path in [home, *home.rglob("*")] if not path.is_symlink() and path.stat().st_mode & 0o77
     ]
+    return [str(path) for path in found if not (path.is_file() and "trash" in path.parts)]
 
 
 def test_a_whole_session_keeps_the_key_to_itself(open_umask: None) -> None:
@@ -80,8 +84,8 @@ def test_a_whole_session_keeps_the_key_to_itself(open_umask: None) -> None:
                                              tool("edit_file", path="README.md", old="A shop", new="B shop")]}]},
         {"when": "go", "steps": [{"text": "all done"}]},
         {"when": "refuse", "steps": [{"status": 401, "body": {"error": {"message": ECHO}}}]},
-        {"when": "inside", "steps": [{"error": {"message": ECHO}}]},
-        {"when": "wait", "steps": [tool("shell", command=f"echo child; {LOOK}; sleep 300")]},
+        {"when": "inside-the-200", "steps": [{"error": {"message": ECHO}}]},
+        {"when": "wait-for-the-stop", "steps": [tool("shell", command=f"echo child; {LOOK}; sleep 300")]},
     ]  # fmt: skip
     with Scene(replies) as scene, Watch(FORMS) as watch:
         environ = {"PERI_API_KEY": CANARY, "OPENAI_API_KEY": CANARY}
@@ -92,9 +96,10 @@ def test_a_whole_session_keeps_the_key_to_itself(open_umask: None) -> None:
         token = next(scene.runtime.glob("*.token")).read_bytes().strip()
         terminal.submit("please refuse")
         terminal.wait_for("the key was refused")
-        terminal.submit("please inside")
+        terminal.submit("please inside-the-200")
         terminal.wait_for(lambda text: "in an address" in text)
-        terminal.submit("please wait")
+        scene.before = manifest(scene.workspace)
+        terminal.submit("please wait-for-the-stop")
         wait_until(lambda: children_with_tag(agent), what="the command runs")
         for pid in children_with_tag(agent):
             assert not [form for form in [*FORMS, token] if form in Path(f"/proc/{pid}/environ").read_bytes()]

@@ -25,6 +25,8 @@ from peri_tui.log import Log
 
 Ack = CancelAccepted | CancelNoop
 
+# A successor is started within CONNECT_S of the session; only after that is nobody going to answer.
+SUCCESSOR_S: Final = 20.0
 TICK_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 1.0
 FRESH_AT_ATTEMPT: Final = 4
@@ -156,11 +158,22 @@ class StopRun:
                 else:
                     self._taken.append(step)
                     await self._do(step)
+            await self._await_successor()
             await self._await_late_word()
         finally:
             for post in self._posts:
                 post.cancel()
             self._conclude()
+
+    async def _await_successor(self) -> None:
+        """After a kill the end comes from the next agent, which has to start and to restore first."""
+        if Action.KILL_AGENT not in {step.action for step in self._taken}:
+            return
+        until = time.monotonic() + SUCCESSOR_S
+        while not (self._heard.ended or self.acked.done()) and time.monotonic() < until:
+            await self._pause(TICK_S)
+        if not (self._heard.ended or self.acked.done()):
+            self._report()
 
     async def _await_late_word(self) -> None:
         # The end may overtake the acknowledgement, which comes on the other socket; the trace wants both.
@@ -214,8 +227,10 @@ class StopRun:
             case Action.KILL_AGENT:
                 if self._routes.kill_agent():
                     self._escalated("sigkill", "the agent was killed; a new one recovers from the journal")
-            case Action.REPORT:
+            case Action.REPORT if Action.KILL_AGENT not in {step.action for step in self._taken}:
                 self._report()
+            case _:
+                pass
         others = bool(self._routes.other_tasks(self.task))
         if others != self._heard.others:
             self._note(others=others)

@@ -108,6 +108,7 @@ class Desk:
 
     def facts(self, events: Iterable[TaskEvent | Fact]) -> None:
         """Apply events in order and publish the state that they lead to, once."""
+        events = tuple(events)
         state, now = self.state, self._clock()
         ended = []
         for event in events:
@@ -117,6 +118,9 @@ class Desk:
         self._set(state)
         for task in ended:
             self._ended(task)
+        if any(isinstance(event, Acknowledged | CancelLost) for event in events):
+            # An end that came before the answer to its cancel was waiting for it.
+            self.settle()
 
     def _ended(self, task: str) -> None:
         if self._session is not None:
@@ -275,7 +279,8 @@ class Desk:
     async def _escalate(self, task: str, mono: int, mode: str) -> None:
         await asyncio.sleep(ACK_DEADLINE)
         view = self.state.tasks.get(task)
-        if view is None or view.is_over or (mode == "stop" and view.lamps[1].state is LampState.OK):
+        answered = view is not None and view.lamps[1].state is LampState.OK
+        if view is None or (view.is_over if mode == "force" else answered):
             return
         await self._cancel(task, mono, mode)
 

@@ -339,6 +339,9 @@ def _ended(task: TaskView, event: TaskEnded, now: int) -> TaskView:
         tokens_out=event.usage.tokens_out or task.tokens_out, exact=event.usage.exact, doing="",
     )  # fmt: skip
     for item in event.evidence:
+        if item.layer == Layer.CLIENT and task.pressed and event.stop_reason != "user":
+            # Something else ended it: that says nothing of whether our cancel arrived.
+            continue
         task = _evidence(task, item.layer, item.ok, item.ms, item.summary, item.missing)
     if event.state == TaskState.CANCELLED and event.verified and not event.evidence and not task.produced:
         # Stopped before it started (queued, or never taken): there is no model, process or file to prove.

@@ -112,8 +112,8 @@ class TaskView:
 
     @property
     def settled(self) -> bool:
-        """True once the end may be shown: ``task.end`` came, and the press before it was painted (or too late)."""
-        return self.end is not None and self.lamps[0].state is not LampState.ACTIVE
+        """True once the end may be shown: it came, its press was painted (or too late), its cancel answered (or not)."""
+        return self.end is not None and all(lamp.state is not LampState.ACTIVE for lamp in self.lamps[:2])
 
     @property
     def concerned(self) -> tuple[Lamp, ...]:

@@ -38,6 +38,19 @@ def test_the_agent_cannot_say_what_was_painted() -> None:
     assert not shown.is_unclean
 
 
+def test_an_end_waits_for_the_answer_to_its_cancel() -> None:
+    lost = stopped(v.Painted("T", NOW + MS), state="failed", stop_reason="owner_lost")
+    assert not lost.settled
+    state = v.ViewState(tasks={"T": lost}, shown="T")
+    answer = m.CancelNoop(re="r", task="T", state="failed")
+    healed = reduce(state, v.Acknowledged(answer, NOW + 90 * MS, 1), NOW + 90 * MS).tasks["T"]
+    assert healed.settled
+    assert healed.verified
+    silent = reduce(state, v.CancelLost("T", NOW + 90 * MS, "no answer"), NOW + 90 * MS).tasks["T"]
+    assert silent.settled
+    assert headline(silent, silent.end).startswith("Not verified · Client")
+
+
 def test_a_press_that_was_shown_too_late_is_not_clean() -> None:
     late = stopped(v.Painted("T", NOW + 2500 * MS))
     assert late.settled
@@ -72,7 +85,8 @@ def test_a_retry_has_to_be_painted_again() -> None:
 def test_the_time_of_a_stop_by_way_of_a_signal_begins_with_the_key(reason: str, said: str) -> None:
     quiet = m.Traced(task="T", layer=5, ev="resources_clean", mono=NOW + 3100 * MS, data={"ok": True})
     state = m.TaskStateChanged(task="T", seq=1, state="cancelling", prev="running")
-    task = stopped(v.Painted("T", NOW + MS), state, quiet, stop_reason=reason, stop_seconds=0.04)
+    answer = v.Acknowledged(m.CancelNoop(re="r", task="T", state="cancelled"), NOW + 3200 * MS, 1)
+    task = stopped(v.Painted("T", NOW + MS), state, quiet, answer, stop_reason=reason, stop_seconds=0.04)
     assert said in headline(task, task.end)
 
 

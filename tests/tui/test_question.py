@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from textual import events
 
 from peri_tui.core import messages as m
+from peri_tui.tui.screens.question import QuestionScreen
 from tests.doubles.fake_session import FakeSession
 from tests.tui.stage import Stage, stage
 
@@ -23,7 +26,12 @@ async def ask(scene: Stage, detail: str = "npm test", **fields: str) -> None:
         "detail": detail,
     } | fields
     scene.say(m.Asked, **fields)
-    await scene.until(lambda: len(scene.app.screen_stack) == 2)
+    await shown(scene)
+
+
+async def shown(scene: Stage) -> None:
+    """Wait for the dialog, and until its dead time began."""
+    await scene.until(lambda: isinstance(scene.app.screen, QuestionScreen) and scene.app.screen.is_shown)
 
 
 async def test_the_focus_is_on_deny() -> None:
@@ -54,6 +62,45 @@ async def test_nothing_counts_in_the_first_400_ms() -> None:
             await scene.pilot.press("y", "enter", "n", "s")
         assert scene.session.answers == []
         assert len(scene.app.screen_stack) == 2
+
+
+async def test_the_dead_time_begins_when_the_terminal_has_the_dialog() -> None:
+    async with stage() as scene:
+        takes: list[Callable[[], None]] = []
+        scene.app._driver.when_shown = takes.append
+        await scene.run()
+        scene.say(m.TaskStateChanged, state="waiting", prev="running")
+        scene.say(m.Asked, qid="q1", kind="tool", tool="shell", title="Run a command?", detail="npm test")
+        await scene.until(lambda: takes)
+        scene.clock.pass_ms(5000)
+        await scene.pilot.press("y", "enter")
+        assert scene.session.answers == []
+        takes[-1]()
+        scene.clock.pass_ms(400)
+        await scene.pilot.press("y")
+        await scene.until(lambda: scene.session.answers)
+
+
+async def test_typing_that_goes_on_begins_the_dead_time_again() -> None:
+    async with stage() as scene:
+        await ask(scene)
+        for key in ["x", "y", "enter", "z", "y", "s", "a", "y"]:
+            scene.clock.pass_ms(399)
+            await scene.pilot.press(key)
+        assert scene.session.answers == []
+        scene.clock.pass_ms(400)
+        await scene.pilot.press("n")
+        await scene.until(lambda: scene.session.answers)
+        assert scene.session.answers[0][2] == "deny"
+
+
+async def test_the_end_of_a_long_command_can_be_reached() -> None:
+    async with stage() as scene:
+        await ask(scene, "\n".join(f"word{number}" for number in range(100)) + "; the end")
+        for _ in range(40):
+            await scene.pilot.press("pagedown")
+        await scene.pilot.pause()
+        assert "the end" in scene.screen()
 
 
 async def test_a_paste_is_no_answer() -> None:
@@ -148,7 +195,7 @@ async def test_trust_is_asked_and_the_default_is_no(keys: tuple[str, ...], trust
     session = FakeSession()
     session.welcome.ask_trust = ["AGENTS.md", "[/] \x1b]0;x"]
     async with stage(session=session) as scene:
-        await scene.until(lambda: len(scene.app.screen_stack) == 2)
+        await shown(scene)
         await scene.pilot.pause()
         assert "AGENTS.md" in scene.screen()
         scene.clock.pass_ms(500)

@@ -69,6 +69,11 @@ class QuestionScreen(Overlay[str | None]):
             self._disturbed()
 
     @property
+    def is_shown(self) -> bool:
+        """True once the terminal has the dialog."""
+        return self._quiet_since is not None
+
+    @property
     def is_armed(self) -> bool:
         """True once an answer counts."""
         return self._quiet_since is not None and self.clock() - self._quiet_since >= DEAD_NS

@@ -26,6 +26,7 @@ from peri_tui.client.stop_lane import StopLane
 from peri_tui.config import Paths, Settings
 from peri_tui.core.link import ClientLink, Verdict
 from peri_tui.core.messages import (
+    MAX_CONTROL,
     PROTOCOL,
     Answer,
     Budget,
@@ -47,12 +48,14 @@ from peri_tui.core.messages import (
     TaskStateChanged,
     Trust,
     Welcome,
+    encode,
     scrub,
 )
 from peri_tui.core.states import TaskState
 from peri_tui.core.trace import Ev, Layer
 from peri_tui.errors import (
     AgentUnreachable,
+    InputError,
     PeriError,
 )
 from peri_tui.log import Log
@@ -207,6 +210,7 @@ class AgentSession:
             interactive: somebody is there to answer questions.
 
         Raises:
+            InputError: the prompt is too long for one message.
             AgentUnreachable: no answer within 15 s (the task may run all the same, and can be stopped).
             PeriError: the agent's refusal.
         """
@@ -218,6 +222,7 @@ class AgentSession:
             model=ModelChoice(provider=settings.provider, base_url=settings.base_url, model=settings.model),
             budget=Budget(turns=settings.max_turns, tokens=settings.max_tokens, seconds=settings.max_seconds),
         )  # fmt: skip
+        _check_size(request)
         # From here on a reconnect asks for its events, also when the answer gets lost.
         self.link.start_at(request.task, 0)
         self._states[request.task] = TaskState.QUEUED
@@ -459,3 +464,12 @@ class AgentSession:
 
 
 __all__ = ["AgentSession", "LinkNews"]
+
+
+def _check_size(request: Submit) -> None:
+    # The agent would close the connection over it, and a reconnect would send it again, for ever.
+    size = len(encode(request).encode())
+    if size > MAX_CONTROL:
+        raise InputError(
+            f"the prompt: {size:,} bytes as a message, more than {MAX_CONTROL:,}; put it into a file and name that"
+        )

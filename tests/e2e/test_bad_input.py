@@ -164,6 +164,12 @@ def test_a_prompt_that_is_no_text(folder: Path) -> None:
         refused(ran, 42, "standard input: not UTF-8 text at byte 3")
 
 
+def test_a_prompt_that_is_too_long_for_a_message(folder: Path) -> None:
+    ran = run(folder, "-p", "-", *OFFLINE, stdin=b"x " * 60_000)
+    refused(ran, 42, "the prompt: 120,", "more than 65,536", "put it into a file")
+    assert run(folder, "-p", "-", *OFFLINE, stdin=b"x " * 30_000).returncode == 0
+
+
 def test_a_standard_input_that_is_closed(folder: Path) -> None:
     def closed() -> None:
         os.close(0)

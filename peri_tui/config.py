@@ -65,6 +65,11 @@ class Paths:
         return self.state / "trace"
 
     @property
+    def spill(self) -> Path:
+        """Long output of commands, one folder a task."""
+        return self.state / "spill"
+
+    @property
     def log(self) -> Path:
         """Log files."""
         return self.state / "log"
@@ -174,6 +179,7 @@ class Settings:
     max_command_s: float = 1800.0
     max_cpu_s: float = 0.0
     max_output_mb: int = 10240
+    output_policy: str = "discard"
     interrupt_s: float = 2.0
     terminate_s: float = 1.0
     kill_confirm_s: float = 5.0
@@ -185,6 +191,7 @@ _CHOICES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "provider": (PROVIDERS_BUILT, PROVIDERS_LATER),
     "approve": (APPROVALS_BUILT, APPROVALS_LATER),
     "on_stop": (("restore", "keep"), ()),
+    "output_policy": (("discard", "throttle"), ()),
 }
 
 # A stop must end: no rung may be waited for without end, and a proof needs a moment.

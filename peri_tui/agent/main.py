@@ -21,6 +21,7 @@ from peri_tui.agent.instructions import TrustStore
 from peri_tui.agent.presence import ADOPTION_GRACE_S, Presence
 from peri_tui.agent.processes.ledger import Ledger, ledger_folder
 from peri_tui.agent.processes.spawn import Ladder, Limits, Processes, ProcessRef
+from peri_tui.agent.processes.spill import sweep_spill
 from peri_tui.agent.processes.sweep import Sweep, describe
 from peri_tui.agent.questions import QuestionDesk
 from peri_tui.agent.recovery import Recovery
@@ -86,7 +87,11 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
         paths, instance, workspace, trouble=lambda text: log.event("ledger", layer=5, error=text)
     )
     usual, git = usual_ladders(settings)
-    processes = Processes(ledger=ledger, ladder=usual, git_ladder=git, limits=usual_limits(settings))
+    processes = Processes(
+        ledger=ledger, ladder=usual, git_ladder=git, limits=usual_limits(settings),
+        spill=paths.spill, policy="throttle" if settings.output_policy == "throttle" else "discard",
+    )  # fmt: skip
+    await asyncio.to_thread(sweep_spill, paths.spill, time.time())
     questions = QuestionDesk()
     trust = TrustStore(paths.data / "trust.json")
     recovery = Recovery(paths, log)

@@ -107,6 +107,19 @@ async def test_a_window_stays_open_while_background_processes_live(make: Make) -
     assert [c.path for c in body.files.window_close()] == ["late.txt"]
 
 
+async def test_long_output_is_kept_in_a_file_that_the_result_names(make: Make, tmp_path: Path) -> None:
+    registry = Processes(spill=tmp_path / "spill")
+    body = make(calls(shell("seq 1 100000"), shell("echo short")), says("ok"))
+    body.context.processes = registry
+    await body.run()
+    long, short = body.tool_messages()
+    file = tmp_path / "spill" / TASK / "call_0.log"
+    assert f"[all 588895 bytes of the output are kept in {file}]" in long
+    assert "kept in" not in short
+    await registry.close()
+    assert file.read_bytes().endswith(b"\n100000\n")
+
+
 async def test_output_without_end_is_bounded(make: Make) -> None:
     body = make(calls(shell("head -c 30000000 /dev/zero | tr '\\0' x; echo END")), says("ok"))
     await body.run()

@@ -16,14 +16,10 @@ from typing import Any, Final
 from peri_tui.agent.processes.evidence import (
     ExitStatus,
     ProcessRef,
-    Survivor,
     TreeEvidence,
     TreeStats,
     is_alive,
-    own_survivor,
     refs_from_wire,
-    signals_from_wire,
-    survivors_from_wire,
     text_from_wire,
 )
 from peri_tui.agent.processes.git_lock import drop_stale_lock
@@ -32,6 +28,7 @@ from peri_tui.agent.processes.ladder import Alive, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import read_packets, send_packet
 from peri_tui.agent.processes.output import Output
+from peri_tui.agent.processes.roster import Roster
 from peri_tui.core import faults
 from peri_tui.errors import SpawnFailed
 
@@ -87,7 +84,6 @@ class Command:
         self._on_limit = on_limit
         self._on_signalled = on_signalled
         self._stdin_fd = stdin_fd
-        self._signals: dict[ProcessRef, str] = {}
         self._looked = 0.0
         self._cwd = cwd
         self._sock = sock
@@ -101,10 +97,7 @@ class Command:
         self._failure: dict[str, Any] | None = None
         self._exit: ExitStatus | None = None
         self._end = ""  # "empty", "swept" or "lost" once nothing more will be heard
-        self._known: dict[ProcessRef, None] = {}
-        self._at_stop: tuple[ProcessRef, ...] = ()
-        self._ended_refs: tuple[ProcessRef, ...] = ()
-        self._reported: tuple[Survivor, ...] = ()
+        self._roster = Roster()
         self._killing = False
         self._rest_told = False
         self._news = asyncio.Event()
@@ -113,8 +106,6 @@ class Command:
         self._began = -1.0
         self._climb: asyncio.Task[TreeEvidence] | None = None
         self._loop.add_reader(sock, self._hear)
-
-    # -- what is known ------------------------------------------------------------------------------------------
 
     @property
     def ref(self) -> ProcessRef:
@@ -136,12 +127,12 @@ class Command:
     @property
     def rung(self) -> Rung:
         """The hardest rung so far."""
-        return self._rung
+        return self.rungs[-1][0] if self.rungs else Rung.NONE
 
     @property
     def next_rung(self) -> tuple[Rung, float]:
         """The rung that is due next and in how many seconds; ``(NONE, 0)`` when the hardest was sent."""
-        if self._began < 0 or self._rung is Rung.KILL:
+        if self._began < 0 or self.rung is Rung.KILL:
             return Rung.NONE, 0.0
         elapsed = self._loop.time() - self._began
         left = self.ladder.until_next(elapsed)
@@ -165,7 +156,7 @@ class Command:
     @property
     def refs(self) -> tuple[ProcessRef, ...]:
         """Every process of the tree that was ever named, the command first."""
-        return tuple(self._known)
+        return self._roster.refs
 
     # -- what callers do ----------------------------------------------------------------------------------------
 
@@ -256,7 +247,7 @@ class Command:
         self._step()
         self.output.mute()
         if self.live and self._ref is not None and self._exit is None:
-            self._at_stop = (self._ref,)
+            self._roster.at_stop = (self._ref,)
         self._climb = self._loop.create_task(self._run_ladder(), name=f"stop {self._name}")
 
     def force(self) -> None:
@@ -304,17 +295,13 @@ class Command:
     def _step(self) -> None:
         elapsed = self._loop.time() - self._began
         rung = self.ladder.next_rung(elapsed, self._forced, self._alive)
-        if rung <= self._rung:
+        if rung <= self.rung:
             return
         self.rungs.append((rung, elapsed))
         if not faults.active(FAULT):
             self._send(rung)
         if self._on_rung is not None:
             self._on_rung(self.task, self, rung, elapsed)
-
-    @property
-    def _rung(self) -> Rung:
-        return self.rungs[-1][0] if self.rungs else Rung.NONE
 
     def _send(self, rung: Rung) -> None:
         self.close_input()
@@ -329,7 +316,7 @@ class Command:
         send_packet(self._sock, message)
 
     async def _run_ladder(self) -> TreeEvidence:
-        while self.live and self._rung is not Rung.KILL:
+        while self.live and self.rung is not Rung.KILL:
             elapsed = self._loop.time() - self._began
             await self._next_news(min(self.ladder.until_next(elapsed) + 0.001, _TICK_S))
             self._step()
@@ -346,22 +333,16 @@ class Command:
         began = self._loop.time()
         deadline = began + self.ladder.confirm_s
         nudges = [(began + _SILENT_S, signal.SIGCONT), (began + 2 * _SILENT_S, signal.SIGKILL)]
-        while self.live and self._loop.time() < deadline and not self._still_reported():
+        while self.live and self._loop.time() < deadline and not self._roster.survivors:
             await self._next_news(min(deadline - self._loop.time(), 0.1))
             if nudges and self._loop.time() >= nudges[0][0]:
                 self._nudge(nudges.pop(0)[1])
         self.output.cut()
         evidence = self._evidence()
-        if self._killed_git():
+        if self.proven and self._roster.killed(self._ref if self._git else None, "git"):
             note = await asyncio.to_thread(drop_stale_lock, self._cwd, self._started_at, time.time())
             evidence = replace(evidence, notes=(note,) if note else ())
         return evidence
-
-    def _killed_git(self) -> bool:
-        killed = [ref for ref, word in self._signals.items() if word == "SIGKILL"]
-        return self.proven and any(
-            ref.command.startswith("git") or (self._git and ref == self._ref) for ref in killed
-        )
 
     def _nudge(self, number: signal.Signals) -> None:
         """Wake, then replace, a supervisor that does not even acknowledge the kill (a task may stop it).
@@ -374,34 +355,9 @@ class Command:
             signal.pidfd_send_signal(self._supervisor_fd, number)
 
     def _evidence(self) -> TreeEvidence:
-        """Say what is proven. The supervisor's word is checked in ``/proc`` for every process ever named."""
-        named = tuple(dict.fromkeys((*self._known, *self._at_stop, *self._ended_refs)))
-        alive = {(ref.pid, ref.start_time): ref for ref in named if is_alive(ref)}
-        reported = self._still_reported()
-        for one in reported:
-            alive.pop((one.pid, one.start_time), None)
-        survivors = reported + tuple(own_survivor(ref, "not confirmed") for ref in alive.values())
-        if not self._end and not survivors:
-            survivors = self._silent()
-        outcome = "empty" if self.proven else "best_effort"
-        ended = tuple(ref for ref in dict.fromkeys((*self._at_stop, *self._ended_refs)) if not is_alive(ref))
-        return TreeEvidence(
-            "survivors" if survivors else outcome,  # type: ignore[arg-type]
-            ended,
-            survivors,
-            self._rung.word,
-            round(self._loop.time() - self._began, 4),
-            tuple(self._signals.get(ref, "") for ref in ended),
-        )
-
-    def _still_reported(self) -> tuple[Survivor, ...]:
-        return tuple(
-            one for one in self._reported if is_alive(ProcessRef(one.pid, one.start_time, one.command))
-        )
-
-    def _silent(self) -> tuple[Survivor, ...]:
-        ref = self._supervisor or ProcessRef(0, 0, self._name)
-        return (own_survivor(ref, "supervisor does not answer"),)
+        silent = None if self._end else self._supervisor or ProcessRef(0, 0, self._name)
+        seconds = self._loop.time() - self._began
+        return self._roster.judge(proven=self.proven, silent=silent, rung=self.rung, seconds=seconds)
 
     # -- what the supervisor says -------------------------------------------------------------------------------
 
@@ -442,14 +398,10 @@ class Command:
         elif ev == "killing":
             self._killing = True
         elif ev == "survivors":
-            self._reported = survivors_from_wire(message["list"])
+            self._roster.learn_survivors(message["list"])
         elif ev == "empty":
-            self._learn_ended(message["killed"])
+            self._roster.learn_ended(message["killed"])
             self._finish("empty")
-
-    def _learn_ended(self, rows: Sequence[Sequence[Any]]) -> None:
-        self._ended_refs = self._named(rows)
-        self._signals = dict(zip(self._ended_refs, signals_from_wire(rows), strict=True))
 
     def tell_limit(self, which: Any, value: float, limit: float, level: Any) -> None:
         """Report that a limit is near or crossed; a command that nobody listens for is stopped here."""
@@ -476,8 +428,7 @@ class Command:
             self.ledger.command_started(self)
 
     def _learn_stats(self, message: dict[str, Any]) -> None:
-        refs = self._named(message["list"])
-        self._know(refs)
+        self._know(self._roster.name(message["list"]))
         self._stats_count += 1
         names = tuple(dict.fromkeys(text_from_wire(row[2]) for row in message["list"]))
         self.stats = TreeStats(int(message["rss"]), float(message["cpu"]), int(message["nprocs"]), names)
@@ -488,9 +439,9 @@ class Command:
             self._hear()  # What the supervisor still said itself is worth more.
         if self._end:
             return
-        self._learn_ended(message["killed"])
-        self._reported = survivors_from_wire(message["survivors"])
-        if not self._reported:
+        self._roster.learn_ended(message["killed"])
+        self._roster.learn_survivors(message["survivors"])
+        if not message["survivors"]:
             self._finish("swept")
         self._news.set()
 
@@ -506,15 +457,8 @@ class Command:
         """True when the supervisor's socket is closed."""
         return self._sock.fileno() < 0
 
-    def _named(self, rows: Sequence[Sequence[Any]]) -> tuple[ProcessRef, ...]:
-        # The tree knows a process by its short name; the command itself is better known by its command line.
-        own = {(ref.pid, ref.start_time): ref for ref in self._known}
-        return tuple(own.get((ref.pid, ref.start_time), ref) for ref in refs_from_wire(rows))
-
     def _know(self, refs: Sequence[ProcessRef]) -> None:
-        have = {(ref.pid, ref.start_time) for ref in self._known}
-        fresh = [ref for ref in refs if (ref.pid, ref.start_time) not in have]
-        self._known |= dict.fromkeys(fresh)
+        fresh = self._roster.know(refs)
         if self.ledger is not None:
             self.ledger.processes_seen(self.number, fresh)
 
@@ -541,8 +485,6 @@ class Command:
         reason = f"{os.strerror(number)} ({stage})" if number else f"not started: {stage}"
         what = self._cwd if stage == "chdir" else self._name
         return SpawnFailed(f"{what}: {reason}", errno=number, stage=stage)
-
-    # -- waiting ------------------------------------------------------------------------------------------------
 
     async def _next_news(self, timeout: float | None = None) -> None:
         self._news.clear()

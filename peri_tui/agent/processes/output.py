@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import struct
+import termios
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 from peri_tui.agent.processes.guard import WARN_SHARE
+from peri_tui.agent.processes.spill import CAP_BYTES, SPILL_FROM, Spill
 
 HEAD_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 192 * 1024
@@ -25,8 +28,10 @@ BUDGET_BYTES: Final = 1024 * 1024
 BUDGET_S: Final = 0.002
 DRAIN_S: Final = 0.02
 _READ_BYTES: Final = 256 * 1024
+THROTTLE_BYTES_S: Final = 1024 * 1024
 _F_SETPIPE_SZ: Final = 1031
 
+Policy = Literal["discard", "throttle"]
 OnFresh = Callable[[bytes, int], None]
 OnLimit = Callable[[float, float, str], None]
 
@@ -90,6 +95,10 @@ class Output:
     Args:
         on_fresh: called with new bytes (at most 16 KiB a call, the newest) and how many before them it is not given.
         limit_bytes: more than that is too much, 0 for no limit; ``on_limit`` is called with value, limit and level.
+        spill: the file that gets the whole output once it is more than ``SPILL_FROM`` bytes.
+        policy: what a command that prints without end meets beyond 64 MB: ``discard`` reads as fast as it prints,
+            ``throttle`` reads 1 MiB a second, so that it has to wait.
+        terminal: columns and lines of a terminal that the command gets instead of a pipe; it is also its input.
         clock: monotonic seconds.
     """
 
@@ -98,23 +107,26 @@ class Output:
         on_fresh: OnFresh | None = None,
         *,
         limit_bytes: int = 0,
+        spill: Spill | None = None,
+        policy: Policy = "discard",
+        terminal: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kept = HeadTail()
         self._on_fresh = on_fresh
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        self._spill = spill
+        self._throttled = policy == "throttle"
+        self._pause: asyncio.TimerHandle | None = None
+        self._reading, self._writing = _open_terminal(*terminal) if terminal else _open_pipe()
         os.set_blocking(self._reading, False)
-        # A wide pipe means fewer wake-ups; unprivileged users may have used up their share of pipe memory.
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self._reading, _F_SETPIPE_SZ, PIPE_BYTES)
         self._loop.add_reader(self._reading, self._take)
         self.last_mono = clock()
         self.late_bytes = 0
         self.limit_bytes = limit_bytes
         self.on_limit: OnLimit | None = None
-        self.terminal_fd = -1
+        self._terminal = terminal is not None
         self._level = 0
         self._detached = False
         self._news = asyncio.Event()
@@ -139,6 +151,21 @@ class Output:
         """Bytes counted but not kept."""
         return self._kept.dropped
 
+    @property
+    def terminal_fd(self) -> int:
+        """Our end of the command's terminal; -1 without one, or when it is closed."""
+        return self._reading if self._terminal else -1
+
+    @property
+    def spill(self) -> Spill | None:
+        """The file with the whole output, if there was so much that it was begun."""
+        return self._spill if self._spill is not None and self._spill.begun else None
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Tell the command's terminal another size."""
+        if self._terminal and not self.closed:
+            _set_size(self._reading, columns, lines)
+
     def text(self) -> str:
         """Return the output as text (see ``HeadTail.text``)."""
         return self._kept.text()
@@ -158,11 +185,15 @@ class Output:
 
         The pipe stays open: closing it would kill a background process by SIGPIPE at its next line.
         """
+        self._unthrottle()
         self._detached = True
         self._on_fresh = None
+        if self._spill is not None:
+            self._spill.close()
 
     async def quiet(self, quiet_s: float, limit_s: float) -> None:
         """Wait until the end of file, ``quiet_s`` without a byte, or ``limit_s``, whichever is first."""
+        self._unthrottle()
         began = self._clock()
         while not self.closed:
             now = self._clock()
@@ -178,6 +209,7 @@ class Output:
         """Stop reading: take what is there for at most 20 ms, then close. Never waits for the end of file."""
         if self.closed:
             return
+        self._unthrottle()
         self._loop.remove_reader(self._reading)
         deadline = self._clock() + DRAIN_S
         while self._clock() < deadline and self._read_once():
@@ -199,6 +231,20 @@ class Output:
             self._tell(fresh, self.total - before)
         if self.limit_bytes:
             self._check()
+        if self._throttled and self.total > CAP_BYTES and not self.closed:
+            self._loop.remove_reader(self._reading)
+            self._pause = self._loop.call_later(size / THROTTLE_BYTES_S, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        if not self.closed:
+            self._loop.add_reader(self._reading, self._take)
+
+    def _unthrottle(self) -> None:
+        self._throttled = False
+        if self._pause is not None:
+            self._pause.cancel()
+            self._resume()
 
     def _check(self) -> None:
         share = (self.total + self.late_bytes) / self.limit_bytes
@@ -228,8 +274,14 @@ class Output:
         elif self._detached:
             self.late_bytes += len(data)
         else:
-            self._kept.add(data)
+            self._store(data)
         return data
+
+    def _store(self, data: bytes) -> None:
+        if self._spill is not None and (self._spill.begun or self.total + len(data) > SPILL_FROM):
+            # Up to here all of it is in memory.
+            self._spill.add(data if self._spill.begun else self._kept.head + self._kept.tail + data)
+        self._kept.add(data)
 
     def _close(self) -> None:
         self.hand_over()
@@ -238,4 +290,25 @@ class Output:
         self._loop.remove_reader(self._reading)
         os.close(self._reading)
         self._reading = -1
+        if self._spill is not None:
+            self._spill.close()
         self._news.set()
+
+
+def _open_pipe() -> tuple[int, int]:
+    reading, writing = os.pipe()
+    # A wide pipe means fewer wake-ups; unprivileged users may have used up their share of pipe memory.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(reading, _F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
+
+
+def _open_terminal(columns: int, lines: int) -> tuple[int, int]:
+    ours, theirs = os.openpty()
+    _set_size(theirs, columns, lines)
+    return ours, theirs
+
+
+def _set_size(fd: int, columns: int, lines: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

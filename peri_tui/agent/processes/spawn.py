@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from peri_tui.agent.processes.child_env import child_env
@@ -33,7 +34,9 @@ from peri_tui.agent.processes.guard import WARN_SHARE, Level, LimitReport, Limit
 from peri_tui.agent.processes.ladder import GIT, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
 from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
-from peri_tui.agent.processes.output import OnFresh, Output
+from peri_tui.agent.processes.output import OnFresh, Output, Policy
+from peri_tui.agent.processes.signal_report import SignalReport
+from peri_tui.agent.processes.spill import Spill, SpillWriter, spill_path
 from peri_tui.agent.scheduler.ownership import start_time
 from peri_tui.errors import ProcessError, SpawnFailed, WardenLost
 
@@ -62,30 +65,19 @@ _CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class SignalReport:
-    """What a stop of a task waits for: ``processes`` (an upper bound: others may have ended since) by their names.
-
-    ``rung`` is the hardest that was sent; ``next_rung`` is due in ``next_s`` seconds, NONE when none is.
-    """
+class _Order:
+    """What ``spawn`` was asked for."""
 
     task: str
-    rung: Rung
-    processes: int
-    names: tuple[str, ...]
-    next_rung: Rung
-    next_s: float
-    fresh: bool
-
-    @property
-    def text(self) -> str:
-        """The report in one line."""
-        some = ", ".join(self.names[:4]) + (", …" if len(self.names) > 4 else "")
-        count = f"{self.processes} process{'' if self.processes == 1 else 'es'} ({some})"
-        due = {
-            Rung.KILL: f", force in {self.next_s:.1f} s", Rung.TERMINATE: f", next signal in {self.next_s:.1f} s",
-            Rung.INTERRUPT: f", interrupt in {self.next_s:.1f} s",
-        }  # fmt: skip
-        return f"{self.rung.said}, {count}{due.get(self.next_rung, '')}"
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: int | None
+    on_output: OnFresh | None
+    ladder: Ladder
+    limits: Limits
+    terminal: tuple[int, int] | None
+    spill: str | None
 
 
 OnSignalled = Callable[[SignalReport], None]
@@ -100,6 +92,8 @@ class Processes:
         on_rung: called with task, command, rung and seconds since the stop, each time a signal is sent.
         on_limit: called when a task comes near a limit or crosses it; without it, the command is stopped.
         on_signalled: called while a stop waits: after each signal, and then twice a second.
+        spill: the folder of files with long output; without it none are written.
+        policy: see ``Output``.
         limits: what one task may take; ``memory`` 0 there means the usual share of this machine.
         ledger: written to, so that a later agent finds what a crash left.
     """
@@ -115,6 +109,8 @@ class Processes:
         on_signalled: OnSignalled | None = None,
         limits: Limits = DEFAULT_LIMITS,
         ledger: Ledger | None = None,
+        spill: Path | None = None,
+        policy: Policy = "discard",
     ) -> None:
         self._ladder = ladder or Ladder()
         self._git_ladder = git_ladder
@@ -124,6 +120,9 @@ class Processes:
         self._on_limit = on_limit
         self._on_signalled = on_signalled
         self._limits = limits
+        self._spill = spill
+        self._policy: Policy = policy
+        self._writer = SpillWriter()
         self._told: set[tuple[str, Which, Level]] = set()
         self._signalled: dict[str, tuple[Rung, int]] = {}
         self._link: WardenLink | None = None
@@ -185,6 +184,8 @@ class Processes:
         on_output: OnFresh | None = None,
         ladder: Ladder | None = None,
         limits: Limits | None = None,
+        terminal: tuple[int, int] | None = None,
+        spill: str | None = None,
     ) -> Command:
         """Start a command and return it once it runs.
 
@@ -198,6 +199,9 @@ class Processes:
             on_output: gets fresh output (see ``Output``).
             ladder: other grace periods than the usual ones of the program.
             limits: other limits than the usual ones.
+            terminal: columns and lines of a terminal of its own, as its input, output and errors; without one
+                nothing can ask for a password and wait.
+            spill: name of the file that keeps output which is too long for memory (see ``Output.spill``).
 
         Raises:
             SpawnFailed: it cannot be started, or the task was stopped; names errno and stage.
@@ -210,9 +214,10 @@ class Processes:
             )
         assert self._link is not None
         ladder = ladder or (self._git_ladder if is_git(argv) else self._ladder)
-        command = await self._request(
-            task, argv, cwd, env, stdin, on_output, ladder, limits or self._usual_limits()
+        order = _Order(
+            task, argv, cwd, env, stdin, on_output, ladder, limits or self._usual_limits(), terminal, spill
         )
+        command = await self._request(order)
         try:
             await command.started()
         except BaseException as error:
@@ -296,38 +301,29 @@ class Processes:
             link, self._link = self._link, None
         if link is not None and link.alive:
             await link.close(_CLOSE_S)
+        await asyncio.to_thread(self._writer.close)
         return TreeEvidence.merge(parts)
 
     def _live(self, task: str) -> list[Command]:
         return [command for command in self._by_number.values() if command.task == task]
 
-    async def _request(
-        self,
-        task: str,
-        argv: Sequence[str],
-        cwd: str,
-        env: Mapping[str, str],
-        stdin: int | None,
-        on_output: OnFresh | None,
-        ladder: Ladder,
-        limits: Limits,
-    ) -> Command:
+    async def _request(self, order: _Order) -> Command:
         link = self._link
         assert link is not None
         number = next(self._numbers)
-        with contextlib.ExitStack() as stack, _naming_what_ran_out(argv):
-            request = _opened(stack, _checked_request(argv, cwd, env, limits=limits.wire))
+        with contextlib.ExitStack() as stack, _naming_what_ran_out(order.argv):
+            request = _opened(stack, _checked_request(order))
             ours, theirs = packet_pair()
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(ours.close)
             stack.enter_context(theirs)
-            output = Output(on_output, limit_bytes=limits.output)
+            output = self._open_output(order, number)
             undo.callback(output.cut)
-            source, ours_in = _input(stack, stdin)
+            source, ours_in = (output.writing_fd, -1) if order.terminal else _input(stack, order.stdin)
             command = Command(
-                task, number, argv, cwd, ours, output, ladder=ladder, on_rung=self._on_rung,
+                order.task, number, order.argv, order.cwd, ours, output, ladder=order.ladder, on_rung=self._on_rung,
                 on_ended=self._drop, guarded=lambda: link.alive, on_limit=self._heed_limit,
-                on_signalled=self._tell_signalled, limits=limits, stdin_fd=ours_in,
+                on_signalled=self._tell_signalled, limits=order.limits, stdin_fd=ours_in,
             )  # fmt: skip
             output.on_limit = functools.partial(command.tell_limit, "output")
             command.ledger = self._ledger
@@ -339,6 +335,15 @@ class Processes:
             undo.pop_all()
         output.hand_over()
         return command
+
+    def _open_output(self, order: _Order, number: int) -> Output:
+        spill = None
+        if self._spill is not None and order.spill is not None:
+            spill = Spill(spill_path(self._spill, order.task, order.spill, number), self._writer)
+        return Output(
+            order.on_output, limit_bytes=order.limits.output, spill=spill, policy=self._policy,
+            terminal=order.terminal,
+        )  # fmt: skip
 
     # -- limits -------------------------------------------------------------------------------------------------
 
@@ -450,10 +455,11 @@ def _input(stack: contextlib.ExitStack, stdin: int | None) -> tuple[int, int]:
     return _opened(stack, reading), writing
 
 
-def _checked_request(argv: Sequence[str], cwd: str, env: Mapping[str, str], **more: Any) -> int:
+def _checked_request(order: _Order) -> int:
+    argv, cwd, env = order.argv, order.cwd, order.env
     words = [*argv, cwd, *env, *env.values()]
     if not argv or any("\0" in word for word in words) or any("=" in name for name in env):
         raise SpawnFailed(
             f"{list(argv)[:1]}: empty command, or a NUL or '=' where none may be", errno=22, stage="request"
         )
-    return request_file(argv, cwd, env, **more)
+    return request_file(argv, cwd, env, limits=order.limits.wire, terminal=order.terminal is not None)

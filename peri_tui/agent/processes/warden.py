@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -30,6 +31,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 import time
 from collections import deque
 from typing import Any, NamedTuple, NoReturn
@@ -415,7 +417,7 @@ class Supervisor:
         self._ended: dict[tuple[int, int], list[Any]] = {}
 
     def start(self, request: dict[str, Any], stdio: list[int]) -> None:
-        """Fork the command. ``request``: argv, env, cwd as Latin-1 images of bytes; limits."""
+        """Fork the command. ``request``: argv, env, cwd as Latin-1 images of bytes; limits; terminal, when stdio is one."""
         self.guard = Guard(request.get("limits", {}), time.monotonic())
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
@@ -616,6 +618,8 @@ def run_command(request: dict[str, Any], stdio: list[int], status: int, parent: 
         stage = "stdio"
         for target, fd in enumerate(stdio):
             os.dup2(fd, target)
+        if request.get("terminal"):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.dup2(status, 3, inheritable=False)
         status = 3
         os.closerange(4, max(map(int, os.listdir("/proc/self/fd"))) + 1)

@@ -65,8 +65,12 @@ class CommandDesk(Protocol):
         cwd: str,
         env: Mapping[str, str],
         on_output: Callable[[bytes, int], None] | None = None,
+        spill: str | None = None,
     ) -> Any:
-        """Start ``argv``; ``on_output`` gets fresh bytes and how many before them it does not get."""
+        """Start ``argv``; ``on_output`` gets fresh bytes and how many before them it does not get.
+
+        ``spill`` names the file that keeps long output.
+        """
         ...
 
     def list_refs(self, task: str) -> Sequence[Any]:

@@ -129,6 +129,8 @@ def _shell() -> str:
 def _report(ended: Ended, seconds: float, changes: list[WindowChange]) -> str:
     how = f"timed out after {seconds:g} s and was ended" if ended.timed_out else ended.how
     lines = [bound(ended.output, MAX_OUTPUT).rstrip("\n") or "(no output)", f"[{how}]"]
+    if ended.kept:
+        lines.append(f"[{ended.kept}]")
     if ended.orphans:
         lines.append(f"[{ended.orphans} of its processes still run in the background]")
     if changes:

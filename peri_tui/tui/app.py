@@ -28,6 +28,7 @@ from peri_tui.tui.desk import Desk
 from peri_tui.tui.drafts import DraftSaver
 from peri_tui.tui.driver import PeriDriver
 from peri_tui.tui.handlers import Handlers
+from peri_tui.tui.job_desk import JobDesk
 from peri_tui.tui.palette import PeriCommands
 from peri_tui.tui.ports import DraftKeeper, Lane, Opener, PressReport, Tracer
 from peri_tui.tui.pump import FLUSH_HZ, Pump
@@ -97,8 +98,9 @@ class PeriApp(Handlers, App[int]):
         self._themes = theming.load_themes([theming.shipped_folder(), *theme_folders])
         self._wanted_theme = theme
         self._initial = initial
+        self.jobs = JobDesk(opener)
         self.desk = Desk(
-            opener, spawn=self.spawn, publish=self._publish, clock=clock, trace=trace, lane=lane,
+            self.jobs.open, spawn=self.spawn, publish=self._publish, clock=clock, trace=trace, lane=lane,
             approve=place.approve, block=block,
         )  # fmt: skip
         self.desk.give_back = self._give_back
@@ -174,8 +176,10 @@ class PeriApp(Handlers, App[int]):
         self._exit_renderables.append(Segments([Segment(clean("".join(lines)))]))
         self._close_messages_no_wait()
 
-    async def leave(self) -> None:
-        """Save the draft, close the session, end the app."""
+    async def leave(self, *, services: bool = True) -> None:
+        """End services (there may be some), save the draft, close the session, end the app."""
+        if services:
+            await self.jobs.end_services()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self.drafts.flush()
@@ -205,7 +209,7 @@ class PeriApp(Handlers, App[int]):
             self.screen.call_after_refresh(self._frame_done)
         if self.leaving and view.running is None:
             self.leaving = False
-            self.spawn(self.leave())
+            self.spawn(self.ask_and_leave())
 
     def _sync_dialog(self, view: ViewState) -> None:
         task = view.running

@@ -14,7 +14,9 @@ from textual.widgets import TextArea
 
 from peri_tui.core.sanitize import one_line
 from peri_tui.tui.actions import Action, by_slash, slash_words
-from peri_tui.tui.screens.reading import DiffScreen, HelpScreen, TasksScreen, TraceScreen
+from peri_tui.tui.screens.jobs import QuitScreen
+from peri_tui.tui.screens.reading import DiffScreen, HelpScreen, TraceScreen
+from peri_tui.tui.screens.tasks import TasksScreen
 from peri_tui.tui.stop_report import as_text
 from peri_tui.tui.widgets.hints import Hints
 from peri_tui.tui.widgets.prompt import Prompt
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from peri_tui.core.trace import TraceRecord
     from peri_tui.tui.desk import Desk
     from peri_tui.tui.drafts import DraftSaver
+    from peri_tui.tui.job_desk import JobDesk
     from peri_tui.tui.ports import Lane
     from peri_tui.tui.screens.main import MainScreen
     from peri_tui.tui.view_model import ViewState
@@ -48,6 +51,7 @@ class Handlers(Base):
     if TYPE_CHECKING:
         view: ViewState
         desk: Desk
+        jobs: JobDesk
         drafts: DraftSaver
         main: MainScreen
         lane: Lane | None
@@ -59,9 +63,10 @@ class Handlers(Base):
         def spawn(self, work: Coroutine[Any, Any, None]) -> Worker[None]: ...
         def say(self, text: str) -> None: ...
         def show_text(self) -> None: ...
-        async def leave(self) -> None: ...
+        async def leave(self, *, services: bool = True) -> None: ...
 
     leaving = False
+    unasked = False
     typed = ""
     _interrupted_at: int | None = None
 
@@ -221,7 +226,8 @@ class Handlers(Base):
     def action_tasks(self) -> None:
         """Open or close the list of tasks."""
         if not self._toggle(TasksScreen):
-            self.push_screen(TasksScreen(self.view, self.clock), self._show_task)
+            screen = TasksScreen(self.view, self.clock, jobs=self.jobs, spawn=self.spawn, say=self.say)
+            self.push_screen(screen, self._show_task)
 
     def _show_task(self, task: str | None) -> None:
         if task is not None:
@@ -263,14 +269,34 @@ class Handlers(Base):
         self.screen.refresh(repaint=True, layout=True)
 
     def action_quit_peri(self) -> None:
-        """Quit; a running task is stopped first, and a second time leaves at once."""
+        """Quit; a running task is stopped first, services are asked about, and a second time leaves at once."""
         if self.view.running is None or self.leaving:
+            again = self.leaving or isinstance(self.screen, QuitScreen)
             self.leaving = False
-            self.spawn(self.leave())
+            self.spawn(self.leave() if again else self.ask_and_leave())
             return
         self.leaving = True
         self.desk.stop()
         self._hint("stopping the task first; Ctrl+Q again leaves now")
+
+    def quit_unasked(self) -> None:
+        """Quit because a signal said so: nobody may be there to answer."""
+        self.unasked = True
+        self.action_quit_peri()
+
+    async def ask_and_leave(self) -> None:
+        """Leave; where services run, only after the user has seen what would end and said yes."""
+        services = await self.jobs.services()
+        if not services or self.unasked:
+            await self.leave(services=bool(services))
+        elif not isinstance(self.screen, ModalScreen):
+            self.push_screen(QuitScreen(services, self.clock), self._answer_quit)
+        else:
+            self.say("services run: close what is open, then quit")
+
+    def _answer_quit(self, outcome: str | None) -> None:
+        if outcome == "yes":
+            self.spawn(self.leave())
 
     def _hint(self, text: str) -> None:
         try:

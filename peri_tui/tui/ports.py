@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from peri_tui.core.messages import CancelAccepted, CancelNoop, TaskEvent, Welcome
+from peri_tui.core.messages import CancelAccepted, CancelNoop, JobInfo, TaskEvent, Welcome
 from peri_tui.core.stop_plan import Press
 
 AimKind = Literal["none", "task", "dismiss"]
@@ -77,6 +77,12 @@ class Session(Protocol):
 
     async def trust(self, trusted: bool) -> None:
         """Say whether the workspace's own instructions may be read."""
+
+    async def jobs(self) -> Sequence[JobInfo]:
+        """Return the background jobs of the agent's tasks, services included."""
+
+    async def act_on_job(self, task: str, job: str, action: str) -> None:
+        """Promote a background job to a service, or stop it."""
 
     def acknowledge_end(self, task: str) -> None:
         """Say that ``task.end`` was applied."""

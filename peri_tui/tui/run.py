@@ -101,7 +101,7 @@ class _Screen:
 
     def _told_to_leave(self, number: int) -> None:
         self._told = self._told or number
-        self._app.action_quit_peri()
+        self._app.quit_unasked()
 
     def _not_clean(self) -> bool:
         stopped = [task for task in self._app.desk.state.tasks.values() if task.was_stopped]

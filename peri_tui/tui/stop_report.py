@@ -38,7 +38,7 @@ _REASONS: Final[dict[str, str]] = {
 class StopReport:
     """What the card shows. ``tone``: ok, warn or fail; ``files``, ``residue`` and ``ended`` are lines of untrusted text.
 
-    ``ended``: each process that was ended, with the signal that did it.
+    ``ended``: each process that was ended, with the signal that did it. ``services``: what runs on, by the user's wish.
     """
 
     title: str
@@ -48,6 +48,7 @@ class StopReport:
     residue: tuple[str, ...]
     can_force: bool
     ended: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
 
 def duration(ms: float | None) -> str:
@@ -82,6 +83,7 @@ def report(task: TaskView) -> StopReport:
         residue=tuple(end.residue),
         can_force=end.state == TaskState.CANCEL_FAILED,
         ended=tuple(end.killed) if end.state != TaskState.COMPLETED else (),
+        services=tuple(end.services),
     )
 
 
@@ -174,4 +176,5 @@ def as_text(task: TaskView) -> str:
         for lamp in card.lamps
     ]
     ended = (f"ended: {line}" for line in card.ended)
-    return "\n".join([*lines, *card.files, *(f"left: {line}" for line in card.residue), *ended])
+    kept = (f"kept as a service: {line}" for line in card.services)
+    return "\n".join([*lines, *card.files, *(f"left: {line}" for line in card.residue), *ended, *kept])

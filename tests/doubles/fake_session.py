@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from peri_tui.core.ids import make_ulid
-from peri_tui.core.messages import CancelAccepted, CancelNoop, TaskEvent, Welcome
+from peri_tui.core.messages import CancelAccepted, CancelNoop, JobInfo, TaskEvent, Welcome
 from peri_tui.errors import PeriError
 
 
@@ -37,6 +39,8 @@ class FakeSession:
     trusted: list[bool] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
+    job_list: list[JobInfo] = field(default_factory=list)
+    job_acts: list[tuple[str, str, str]] = field(default_factory=list)
     closed: bool = False
     cut_seq: int = 0
     count: int = 0
@@ -73,6 +77,18 @@ class FakeSession:
             re="r", task=task, state="cancelling", cancel_id="c1", first=True, reason=reason, mode=mode,
             cut_seq=self.cut_seq, deadline_ms=8000,
         )  # fmt: skip
+
+    async def jobs(self) -> list[JobInfo]:
+        return list(self.job_list)
+
+    async def act_on_job(self, task: str, job: str, action: str) -> None:
+        self.job_acts.append((task, job, action))
+        if self.refuse is not None:
+            raise self.refuse
+        change = {"service": True} if action == "promote" else {"state": "ended", "how": "signal 2"}
+        self.job_list = [
+            msgspec.structs.replace(one, **change) if one.job == job else one for one in self.job_list
+        ]
 
     async def answer(self, task: str, qid: str, outcome: str, text: str = "") -> bool:
         self.answers.append((task, qid, outcome))

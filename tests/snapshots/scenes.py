@@ -30,6 +30,31 @@ def price(item: Item, qty: int) -> Decimal:
 
 """
 
+JOBS = [
+    m.JobInfo(
+        job="j1",
+        task="t",
+        state="running",
+        pid=4711,
+        command="npm run dev",
+        cpu=12.4,
+        rss=312 << 20,
+        processes=4,
+        service=True,
+    ),
+    m.JobInfo(job="j2", task="t", state="ended", pid=4801, command="make docs", how="exit 2"),
+    m.JobInfo(
+        job="j3",
+        task="t",
+        state="running",
+        pid=4905,
+        command="pytest --watch [$HOME] \x1b[2J",
+        cpu=0.3,
+        rss=61 << 20,
+        processes=1,
+    ),
+]
+
 
 async def idle(scene: Stage) -> None:
     await scene.settled()
@@ -154,6 +179,20 @@ async def tasks(scene: Stage) -> None:
     await scene.settled()
 
 
+async def jobs(scene: Stage) -> None:
+    scene.session.job_list = JOBS
+    await tasks(scene)
+    await scene.until(lambda: "npm run dev" in scene.screen())
+    await scene.pilot.press("down")
+
+
+async def quitting(scene: Stage) -> None:
+    scene.session.job_list = JOBS
+    await scene.pilot.press("ctrl+q")
+    await scene.until(lambda: len(scene.app.screen_stack) == 2)
+    await scene.settled()
+
+
 async def help_(scene: Stage) -> None:
     await scene.pilot.press("f1")
     await scene.until(lambda: len(scene.app.screen_stack) == 2)
@@ -170,5 +209,5 @@ async def diff(scene: Stage) -> None:
 SCENES = {
     "idle": idle, "running": running, "tool": tool, "stopping": stopping, "stopped": stopped,
     "not-verified": not_verified, "not-restored": not_restored, "permission": permission,
-    "permission-shell": permission_shell, "tasks": tasks, "help": help_, "diff": diff,
+    "permission-shell": permission_shell, "tasks": tasks, "jobs": jobs, "quitting": quitting, "help": help_, "diff": diff,
 }  # fmt: skip

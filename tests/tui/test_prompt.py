@@ -7,7 +7,8 @@ from textual import events
 
 from peri_tui.core import messages as m
 from peri_tui.errors import Conflict
-from peri_tui.tui.screens.reading import DiffScreen, HelpScreen, TasksScreen, TraceScreen
+from peri_tui.tui.screens.reading import DiffScreen, HelpScreen, TraceScreen
+from peri_tui.tui.screens.tasks import TasksScreen
 from tests.doubles.fake_session import FakeDrafts, FakeSession
 from tests.tui.stage import evidence, stage
 

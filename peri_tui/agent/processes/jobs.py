@@ -86,6 +86,8 @@ class Jobs:
     Args:
         processes: starts and ends them.
         tmp: the folder of their temporary folders: a job's must not go with its task's.
+
+    ``on_ended`` is called when nothing of a job is left.
     """
 
     def __init__(self, processes: Processes, tmp: Path) -> None:
@@ -93,6 +95,7 @@ class Jobs:
         self._tmp = tmp
         self._numbers = itertools.count(1)
         self._jobs: dict[str, Job] = {}
+        self.on_ended: Callable[[], None] = lambda: None
 
     async def start(
         self, task: str, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], text: str, emit: Emit
@@ -198,6 +201,7 @@ class Jobs:
             job.command.output.cut()
             shutil.rmtree(job.tmp, ignore_errors=True)
         self._forget_old()
+        self.on_ended()
 
     def _tell(self, job: Job, stats: TreeStats | None = None) -> None:
         event = job.event(stats if stats is not None else job.command.stats)

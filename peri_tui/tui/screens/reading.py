@@ -17,9 +17,8 @@ from peri_tui.core.trace import Layer, TraceRecord, diagnose
 from peri_tui.tui.actions import ACTIONS, PROMPT_KEYS
 from peri_tui.tui.drawing import one_line
 from peri_tui.tui.screens.overlay import Overlay
-from peri_tui.tui.view_model import ChangedFile, ViewState
+from peri_tui.tui.view_model import ChangedFile
 from peri_tui.tui.widgets.line_view import Line, LineView, diff_lines
-from peri_tui.tui.words import task_glyph, task_word
 
 HELP_WIDTH: Final = 40
 
@@ -146,43 +145,3 @@ def file_lines(item: ChangedFile) -> list[Line]:
             [("Peri has no copy of what it was before: not restored by a stop.", "warning")],
         ]
     return [[(f"{item.path}: {item.kind}", "foreground")], [("no diff was sent", "muted")]]
-
-
-class TasksScreen(Overlay[str | None]):
-    """All tasks of the session, newest first; Enter shows one in bar and strip."""
-
-    BINDINGS: ClassVar[Any] = [Binding("ctrl+t,q", "dismiss(None)", "Close", show=False)]
-
-    def __init__(self, view: ViewState, clock: Callable[[], int]) -> None:
-        super().__init__(clock)
-        self._view = view
-
-    def box_title(self) -> str:
-        """Return the title."""
-        return "Tasks"
-
-    def compose_box(self) -> Iterable[Widget]:
-        """Build the list."""
-        options = [
-            Option(
-                Content.assemble(
-                    ("○ ", "$peri-muted"), ("waiting      ", "$peri-muted"), one_line(prompt, 60)
-                ),
-                disabled=True,
-            )
-            for prompt in self._view.queued
-        ]
-        for task in reversed(list(self._view.tasks.values())):
-            glyph, colour = task_glyph(task)
-            row = Content.assemble(
-                (f"{glyph} ", colour), (f"{task_word(task):<12} ", "$peri-muted"), one_line(task.prompt, 60)
-            )
-            options.append(Option(row, id=task.task))
-        if not options:
-            yield Static("No task yet.", markup=False)
-            return
-        yield OptionList(*options, id="task-options", markup=False)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Show the chosen task."""
-        self.dismiss(event.option_id)

@@ -113,6 +113,13 @@ def card_content(card: StopReport, width: int, *, focused: bool = False) -> Cont
                 ("ended ", "$peri-muted"), (one_line(_ended(card.ended), width - 6), "$foreground")
             )
         )
+    lines += [
+        Content.assemble(
+            ("kept  ", "$success bold"),
+            (one_line(f"service {line}, ends by Ctrl+T", width - 6), "$foreground"),
+        )
+        for line in card.services
+    ]
     lines.append(_keys(card, focused))
     return Content("\n").join(lines)
 

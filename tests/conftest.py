@@ -7,6 +7,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Their assertions explain themselves as those of a test do. Said here, before any test can import them.
+pytest.register_assert_rewrite("tests.e2e.scene", "tests.e2e.outside", "tests.e2e.terminal")
+
 # Two shared cores make single examples slow now and then: a deadline would only test the machine.
 settings.register_profile(
     "peri", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -202,6 +203,10 @@ def test_missing_workspace_is_named(tmp_path: Path) -> None:
 
 def test_command_cut_off_by_a_crash_is_listed(tmp_path: Path) -> None:
     ws, paths = build_workspace(tmp_path / "ws"), paths_in(tmp_path / "home")
+    # What changed within one timer tick before the command is listed too: let the clock go past the files' stamps.
+    newest = max(path.lstat().st_ctime_ns for path in ws.rglob("*"))
+    while time.time_ns() < newest + 20_000_000:
+        time.sleep(0.001)
     task = Transaction.open(paths, ws, "LEFT")
     task.edit("crlf.txt", b"agent", expected_sha=None)
     task.window_open()

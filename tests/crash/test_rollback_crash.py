@@ -298,12 +298,22 @@ import os, sys
 ws, outside = sys.argv[1], sys.argv[2]
 inner, aside, link = os.path.join(ws, "d"), os.path.join(ws, "aside"), os.path.join(ws, "link")
 os.symlink(outside, link)
+number = 0
+def move(source, target):
+    global number
+    try:
+        os.rename(source, target)
+    except OSError:
+        # An edit made the folder anew while it was away; put that one aside for good.
+        number += 1
+        os.rename(target, "%s.%d" % (target, number))
+        os.rename(source, target)
 print("ready", flush=True)
 while os.getppid() == int(sys.argv[3]):
-    os.rename(inner, aside)
-    os.rename(link, inner)
-    os.rename(inner, link)
-    os.rename(aside, inner)
+    move(inner, aside)
+    move(link, inner)
+    move(inner, link)
+    move(aside, inner)
 """
 
 

@@ -29,8 +29,6 @@ MAY_BLOCK = {
     "tui/driver.py:StopTap._read": "runs in the input thread, after select said that there is something",
     "tui/first_frame.py:FirstFrame.paint": "runs in the input thread, half a millisecond for the writer's turn",
     "tui/key_feed.py:terminal_is_piped_in": "one line of /proc, once, before the first frame",
-    "tui/run.py:_branch": "the first bytes of .git/HEAD, once, before the first frame",
-    "tui/theming.py:load_theme": "a few small files, once, before the first frame",
 }
 
 # Modules that may be longer than the rest, and why.

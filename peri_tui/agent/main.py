@@ -196,6 +196,7 @@ async def serve(
         changed=lambda orphaned: ending.orphaned(orphaned),
         grace_s=_grace(),
     )
+    agent.executor.jobs.on_ended = presence.work_ended
     desk = ControlDesk(
         instance,
         scheduler=agent.scheduler,

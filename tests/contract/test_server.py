@@ -85,7 +85,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     presence = Presence(lambda: None, lambda: True, lambda orphaned: None)
     desk = ControlDesk(
         agent.instance, scheduler=agent.scheduler, store=agent.store, questions=agent.questions,
-        presence=presence, trust=agent.trust,
+        presence=presence, trust=agent.trust, jobs=agent.executor.jobs,
     )  # fmt: skip
     path = paths.socket(agent.instance)
     server = AgentServer(desk, path, TOKEN, trace_dir=paths.trace, log=agent.log)
@@ -208,6 +208,23 @@ async def test_without_the_token_one_may_read_and_stop_but_not_start(door: Door)
             ("cancelling", True, True),
             ("cancelled", True, True),
         )
+
+
+async def test_jobs_need_the_token_and_bad_requests_are_named(door: Door) -> None:
+    listing = messages.Job(id=fresh(), action="list")
+    async with door.connect(token=None) as control:
+        await ask(control, hello(door))
+        assert (await ask(control, listing)).code == "E_AUTH"
+    async with door.connect() as control:
+        await ask(control, hello(door))
+        assert await ask(control, listing) == messages.JobList(re=listing.id)
+        for action, code, said in (
+            ("promote", "E_JOB", "unknown job 'j9'; known: none"),
+            ("stop", "E_JOB", "unknown job 'j9'; known: none"),
+            ("burn", "E_PROTO_FIELD", "unknown action 'burn'; known: list, promote, stop"),
+        ):
+            request = messages.Job(id=fresh(), action=action, task=fresh(), job="j9")
+            assert await ask(control, request) == messages.Failure(code=code, msg=said, re=request.id)
 
 
 async def test_a_version_that_nobody_speaks_is_explained(door: Door) -> None:

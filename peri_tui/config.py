@@ -180,6 +180,7 @@ class Settings:
     max_cpu_s: float = 0.0
     max_output_mb: int = 10240
     output_policy: str = "discard"
+    containment: str = "auto"
     interrupt_s: float = 2.0
     terminate_s: float = 1.0
     kill_confirm_s: float = 5.0
@@ -192,6 +193,7 @@ _CHOICES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "approve": (APPROVALS_BUILT, APPROVALS_LATER),
     "on_stop": (("restore", "keep"), ()),
     "output_policy": (("discard", "throttle"), ()),
+    "containment": (("auto", "plain", "strict"), ()),
 }
 
 # A stop must end: no rung may be waited for without end, and a proof needs a moment.

@@ -90,6 +90,7 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
     processes = Processes(
         ledger=ledger, ladder=usual, git_ladder=git, limits=usual_limits(settings),
         spill=paths.spill, policy="throttle" if settings.output_policy == "throttle" else "discard",
+        containment="strict" if settings.containment == "strict" else "plain" if settings.containment == "plain" else "auto",
     )  # fmt: skip
     await asyncio.to_thread(sweep_spill, paths.spill, time.time())
     questions = QuestionDesk()
@@ -108,6 +109,9 @@ async def assemble(paths: Paths, settings: Settings, instance: str, workspace: P
         route=nudge,
     )
     await processes.start()
+    recovery.notes.extend(processes.notes)
+    for note in processes.notes:
+        log.event("downgrade", layer=5, note=note)
     scheduler.start()
     await scheduler.recover_dead()
     recovery.notes.extend(await find_left(Sweep(paths, liveness=liveness)))

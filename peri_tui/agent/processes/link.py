@@ -80,10 +80,14 @@ class WardenLink:
     Args:
         on_swept: gets each ``swept`` message.
         on_lost: called once when the warden is gone although nobody closed it.
+        options: words for the warden's ``main``.
     """
 
     def __init__(
-        self, on_swept: Callable[[dict[str, Any]], None], on_lost: Callable[[WardenLink], None]
+        self,
+        on_swept: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[WardenLink], None],
+        options: Sequence[str] = (),
     ) -> None:
         self._on_swept = on_swept
         self._on_lost = on_lost
@@ -91,7 +95,7 @@ class WardenLink:
         self._sock, theirs = packet_pair()
         try:
             with theirs:
-                self._process = _launch(theirs.fileno())
+                self._process = _launch(theirs.fileno(), options)
         except OSError:
             self._sock.close()
             raise
@@ -99,6 +103,7 @@ class WardenLink:
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._closing = False
+        self.facts: dict[str, Any] = {}
         self._loop.add_reader(self._sock, self._hear)
         self._loop.add_reader(self._pidfd, self._ended)
 
@@ -158,6 +163,7 @@ class WardenLink:
         messages, gone = read_packets(self._sock)
         for message in messages:
             if message.get("ev") == "ready":
+                self.facts = message
                 self._ready.set()
             elif message.get("ev") == "swept":
                 self._on_swept(message)
@@ -184,10 +190,10 @@ class WardenLink:
             self._sock.close()
 
 
-def _launch(fd: int) -> subprocess.Popen[bytes]:
+def _launch(fd: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
     # Not the agent's own folder and environment: the warden must not keep a mount busy, nor hold a key.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd), *WARDEN_OPTIONS],
+        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd), *options, *WARDEN_OPTIONS],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from peri_tui.agent.processes.child_env import child_env
 from peri_tui.agent.processes.command import Command, OnLimit, OnRung
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 Forced = asyncio.Event | Callable[[], bool]
+Containment = Literal["auto", "plain", "strict"]
 PIPE: Final = -1
 DEFAULT_LIMITS: Final = Limits(processes=512, seconds=1800.0, output=10 << 30)
 _FORCED_POLL_S = 0.05
@@ -94,6 +95,8 @@ class Processes:
         on_signalled: called while a stop waits: after each signal, and then twice a second.
         spill: the folder of files with long output; without it none are written.
         policy: see ``Output``.
+        containment: ``auto`` uses a delegated cgroup where there is one, ``plain`` does not; ``strict`` asks for
+            namespaces of their own. What cannot be had is in ``notes``, once.
         limits: what one task may take; ``memory`` 0 there means the usual share of this machine.
         ledger: written to, so that a later agent finds what a crash left.
     """
@@ -111,6 +114,7 @@ class Processes:
         ledger: Ledger | None = None,
         spill: Path | None = None,
         policy: Policy = "discard",
+        containment: Containment = "auto",
     ) -> None:
         self._ladder = ladder or Ladder()
         self._git_ladder = git_ladder
@@ -123,6 +127,8 @@ class Processes:
         self._spill = spill
         self._policy: Policy = policy
         self._writer = SpillWriter()
+        self._containment: Containment = containment
+        self.notes: list[str] = []
         self._told: set[tuple[str, Which, Level]] = set()
         self._signalled: dict[str, tuple[Rung, int]] = {}
         self._link: WardenLink | None = None
@@ -161,7 +167,8 @@ class Processes:
 
     async def _launch(self) -> None:
         try:
-            link = WardenLink(self._learn_sweep, self._learn_loss)
+            words = {"auto": ("cgroup",), "plain": (), "strict": ("strict",)}[self._containment]
+            link = WardenLink(self._learn_sweep, self._learn_loss, words)
         except OSError as error:
             raise WardenLost(f"the warden cannot be started: {error.strerror}", errno=error.errno) from None
         self._link = link
@@ -170,8 +177,27 @@ class Processes:
         except WardenLost:
             await link.close(0)
             raise
+        self._say_downgrades(link.facts)
         if self._ledger is not None:
             self._ledger.warden_started(ProcessRef(link.pid, start_time(link.pid) or 0, "peri-warden"))
+
+    @property
+    def containment(self) -> str:
+        """How commands are held now: ``strict``, ``cgroup`` or ``plain``; empty before ``start``."""
+        facts = self._link.facts if self._link is not None else {}
+        return (
+            "strict" if facts.get("strict") else "cgroup" if facts.get("cgroup") else "plain" if facts else ""
+        )
+
+    def _say_downgrades(self, facts: Mapping[str, Any]) -> None:
+        said = []
+        if facts.get("refused"):
+            said.append(
+                f"strict containment is not possible here ({facts['refused']}): the usual one is used"
+            )
+        if facts.get("scan"):
+            said.append("this kernel lists no children: processes are found by reading all of /proc")
+        self.notes += [note for note in said if note not in self.notes]
 
     async def spawn(
         self,
@@ -262,6 +288,7 @@ class Processes:
         if not command.live or command.rungs or command.task in self._stopped:
             return False
         command.task = task
+        command.limit(replace(command.limits, seconds=0.0))  # What the user lets stay has no end of its time.
         if self._ledger is not None:
             self._ledger.command_moved(command.number, task)
         return True

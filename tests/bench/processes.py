@@ -74,7 +74,7 @@ def main() -> None:
         rows[f"start {mode}"] = in_ms(starts)
         rows[f"forced stop {mode}"] = in_ms(stops)
     least = rows["floor kill+waitpid"]["median"]
-    for name, row in rows.items():
+    for row in rows.values():
         row["times_floor"] = round(row["median"] / least, 1) if least else 0.0
     if options.json:
         print(json.dumps(rows, indent=1))

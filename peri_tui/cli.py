@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from peri_tui import __version__
 from peri_tui.core import faults
 from peri_tui.core.ids import is_ulid
-from peri_tui.errors import InputError, PeriError, UsageError
+from peri_tui.errors import ConfigError, InputError, PeriError, UsageError
 
 _LATER: Final = ("redo", "checkpoints", "doctor", "serve", "attach")
 
@@ -128,12 +128,21 @@ _OPTIONS: Final = (
 )  # fmt: skip
 
 
-def _settings(given: argparse.Namespace) -> tuple[Any, Any]:
+def _settings(given: argparse.Namespace, workspace: Path) -> tuple[Any, Any]:
     from peri_tui.config import find_paths, load_settings
 
     paths = find_paths()
     options = {key: getattr(given, key) for key in _OPTIONS}
     settings = load_settings(paths, options, config_file=given.config)
+    if given.config is not None:
+        # The agent, also one that is started anew after a crash, reads its own part of the same file.
+        os.environ["PERI_CONFIG"] = os.path.abspath(given.config)
+    for folder in (paths.data, paths.state):
+        if Path(os.path.realpath(folder)).is_relative_to(workspace):
+            # A backup inside of what it protects would be no backup.
+            raise ConfigError(
+                f"{workspace}: holds Peri's own folder {folder}; start peri in a project's folder"
+            )
     paths.make()
     return paths, settings
 
@@ -149,8 +158,17 @@ def _workspace(given: str | None, folder: str | None) -> Path:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{wanted}: {(error.strerror or str(error)).lower()}") from None
+        words = (error.strerror or str(error)).lower()
+        raise InputError(f"{wanted}: {words}{_meant(given)}") from None
     return workspace
+
+
+def _meant(given: str | None) -> str:
+    """Return which command a word that is no folder looks like."""
+    import difflib
+
+    near = difflib.get_close_matches(given or "", [*_COMMANDS, "help"], n=1)
+    return f"; did you mean 'peri {near[0]}'?".replace("'peri help'", "'peri --help'") if near else ""
 
 
 def _headless(given: argparse.Namespace, workspace: Path, session: str) -> int:
@@ -161,7 +179,7 @@ def _headless(given: argparse.Namespace, workspace: Path, session: str) -> int:
     prompt = _standard_input() if given.prompt == "-" else given.prompt
     if not prompt.strip():
         raise InputError("the prompt is empty")
-    paths, settings = _settings(given)
+    paths, settings = _settings(given, workspace)
     return asyncio.run(
         run_prompt(paths, workspace, settings, prompt, session=session, output_format=given.output_format)
     )
@@ -182,7 +200,7 @@ def _standard_input() -> str:
 def _screen(given: argparse.Namespace, workspace: Path, session: str) -> int:
     if not _has_terminal():
         raise UsageError("no terminal here; use peri -p PROMPT for a task without a screen")
-    paths, settings = _settings(given)
+    paths, settings = _settings(given, workspace)
     from peri_tui.tui.run import run_screen
 
     return run_screen(paths, workspace, settings, session=session)
@@ -214,7 +232,7 @@ def _demo(arguments: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="peri-demo-"))
     try:
         workspace = make_sample(folder)
-        paths, settings = _settings(given)
+        paths, settings = _settings(given, workspace)
         from peri_tui.tui.run import run_screen
 
         return run_screen(paths, workspace, settings, session="", draft=DEMO_PROMPT)

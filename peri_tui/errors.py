@@ -20,7 +20,8 @@
     ├── ModelError                layer 4
     │   ├── ModelUnreachable      resolving, connecting, TLS
     │   ├── ModelRefused          an HTTP status that is an error
-    │   │   └── ModelAuthFailed
+    │   │   ├── ModelAuthFailed
+    │   │   └── ModelBusy         too many requests, overloaded (exit 75)
     │   ├── ModelTimeout          which clock ran out
     │   ├── ModelTruncated        the stream ended without its terminator
     │   └── ModelProtocolError    what came is not the protocol
@@ -141,6 +142,12 @@ class ModelAuthFailed(ModelRefused):
     """401 or 403."""
 
     exit_code = 41
+
+
+class ModelBusy(ModelRefused):
+    """Too many requests, or the server is overloaded: later it may work."""
+
+    exit_code = 75
 
 
 class ModelTimeout(ModelError):

@@ -29,7 +29,8 @@ def main() -> int:
             raise UsageError(f"{given.instance!r} is no instance id")
         faults.install(filter(None, os.environ.get("PERI_FAULTS", "").split(",")))
         paths = find_paths()
-        settings = load_settings(paths, config_file=given.config)
+        named = given.config or os.environ.get("PERI_CONFIG")
+        settings = load_settings(paths, config_file=Path(named) if named else None)
         paths.make()
         return asyncio.run(
             serve(

@@ -26,6 +26,7 @@ DURABLE_S: Final = 2.0
 MODEL_QUIET_S: Final = 1.0
 RESTORE_STALL_S: Final = 5.0
 _POLL_S: Final = 0.005
+SUPERVISOR: Final = "peri-supervisor"
 
 Trace = Callable[..., None]
 
@@ -221,11 +222,13 @@ def _join(*parts: _Said) -> _Said:
 
 def describe_processes(commands: list[str]) -> str:
     """Return which programs were ended, in a few words."""
-    if not commands:
+    # The proof comes first: on a narrow screen the end of a line is cut.
+    own = [command for command in commands if command.strip() and command != SUPERVISOR]
+    if not own:
         return "0 processes left"
-    names = sorted({command.split()[0].rpartition("/")[2] for command in commands if command.strip()})
+    names = sorted({command.split()[0].rpartition("/")[2] for command in own})
     more = ", …" if len(names) > 4 else ""
-    return f"{len(commands)} process{_es(commands)} ended ({', '.join(names[:4])}{more}), 0 left"
+    return f"0 processes left, {len(own)} ended ({', '.join(names[:4])}{more})"
 
 
 def _es(items: list[str]) -> str:

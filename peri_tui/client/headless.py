@@ -218,7 +218,9 @@ class _Run:
         elif isinstance(event, FileChanged):
             self._tell(f"{event.kind} {event.path}")
         elif isinstance(event, TaskStateChanged) and event.state in (TaskState.CANCELLING, TaskState.QUEUED):
-            self._tell("stopping" if event.state == TaskState.CANCELLING else "queued")
+            asked = event.cause in ("user", "shutdown")
+            ending = "stopping" if asked else f"ending: {event.cause.replace('_', ' ')}"
+            self._tell(ending if event.state == TaskState.CANCELLING else "queued")
 
     def _deny(self, question: Asked) -> None:
         self._denied = True

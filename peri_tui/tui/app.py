@@ -248,6 +248,8 @@ class PeriApp(Handlers, App[int]):
 
     def _tick(self) -> None:
         self.desk.tick()
+        if isinstance(self._driver, PeriDriver):
+            self._driver.follow_size(self.screen.size)
         if self.desk.unpainted():
             self.screen.call_after_refresh(self._frame_done)
 

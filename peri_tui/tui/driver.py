@@ -23,6 +23,7 @@ from textual import events
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual.app import ScreenStackError
 from textual.drivers.linux_driver import LinuxDriver
+from textual.geometry import Size
 from textual.message import Message
 
 from peri_tui.tui.counted_output import CountedOutput
@@ -127,6 +128,18 @@ class PeriDriver(StopTap, LinuxDriver):
         """Tap a message, then pass it to the app."""
         if self.tap(message):
             super().process_message(message)
+
+    def follow_size(self, drawn: Size) -> None:
+        """Tell the app the terminal's size when it draws for another one.
+
+        Signals of a window that is dragged merge, and one that comes while the app lays out can get lost.
+
+        Args:
+            drawn: the size of the screen as it is laid out.
+        """
+        size = Size(*self._get_terminal_size())
+        if size != drawn and not self._in_band_window_resize:
+            self.process_message(events.Resize(size, size))
 
     # --- output -----------------------------------------------------------------------------------------------------
 

@@ -338,6 +338,9 @@ def _ended(task: TaskView, event: TaskEnded, now: int) -> TaskView:
         cancel_id=event.cancel_id or task.cancel_id, tokens_in=event.usage.tokens_in or task.tokens_in,
         tokens_out=event.usage.tokens_out or task.tokens_out, exact=event.usage.exact, doing="",
     )  # fmt: skip
+    # What was put back is changed no longer.
+    back = frozenset(event.files.restored)
+    task = replace(task, files=tuple(item for item in task.files if item.path not in back))
     for item in event.evidence:
         if item.layer == Layer.CLIENT and task.pressed and event.stop_reason != "user":
             # Something else ended it: that says nothing of whether our cancel arrived.

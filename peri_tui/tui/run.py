@@ -113,6 +113,8 @@ class _Screen:
         self._first.follow(self._app)
         self._handle = await find_or_start(self._paths, self._workspace, settings=self._settings)
         self._lane.retarget(self._handle.socket)
+        if self._handle.adopted:
+            self._app.say("took over the agent that another screen left; its task keeps the approvals it had")
         adopted = "last" if self._handle.adopted and not self._session else self._session
         self._opened = AgentSession(
             self._handle,

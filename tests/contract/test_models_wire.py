@@ -29,6 +29,7 @@ from peri_tui.core.messages import ModelChoice, Usage
 from peri_tui.errors import (
     ConfigError,
     ModelAuthFailed,
+    ModelBusy,
     ModelError,
     ModelProtocolError,
     ModelRefused,
@@ -198,8 +199,8 @@ async def test_a_call_cut_at_the_length_limit_is_dropped(server: ModelServer) ->
         ("page_404", ModelRefused, "is the base URL right"),
         ("unstreamed_error", ModelRefused, "error: no such model"),
         ("unstreamed", ModelProtocolError, "answered with application/json, not with a stream"),
-        ("error_later", ModelRefused, "error: Overloaded"),
-        ("much_later", ModelRefused, "429: scripted 429"),
+        ("error_later", ModelBusy, "error: Overloaded"),
+        ("much_later", ModelBusy, "429: scripted 429"),
     ],
 )
 async def test_one_clear_line_and_no_second_request(

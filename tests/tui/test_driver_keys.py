@@ -202,7 +202,15 @@ def test_the_private_names_are_there() -> None:
     assert "self._timeout_time" in inspect.getsource(Parser.tick)
     assert "self._queue" in inspect.getsource(WriterThread.write)
     source = inspect.getsource(linux_driver.LinuxDriver)
-    for name in ("_writer_thread", "exit_event", "run_input_thread", "process_message", "self.fileno"):
+    for name in (
+        "_writer_thread",
+        "exit_event",
+        "run_input_thread",
+        "process_message",
+        "self.fileno",
+        "_get_terminal_size",
+        "_in_band_window_resize",
+    ):
         assert name in source, f"textual's LinuxDriver no longer has {name}"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from textual.app import App, ComposeResult
+from textual.geometry import Size
 from textual.widgets import Static
 
 from peri_tui.tui.driver import PeriDriver, make_driver_class
@@ -193,3 +194,15 @@ async def test_without_a_lane_it_is_an_ordinary_driver(terminal: Terminal) -> No
     async with Running(Small(make_driver_class(None))) as app:
         terminal.type(b"\x1b")
         await until(lambda: app.keys == ["escape"])
+
+
+def test_a_size_that_no_signal_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = object.__new__(PeriDriver)
+    told: list[Any] = []
+    monkeypatch.setattr(driver, "_in_band_window_resize", False, raising=False)
+    monkeypatch.setattr(driver, "_get_terminal_size", lambda: (80, 24))
+    monkeypatch.setattr(driver, "process_message", told.append)
+    driver.follow_size(Size(60, 20))
+    assert [event.size for event in told] == [Size(80, 24)]
+    driver.follow_size(Size(80, 24))
+    assert len(told) == 1

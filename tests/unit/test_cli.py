@@ -82,3 +82,16 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])
     assert (left.value.code, capsys.readouterr().out) == (0, f"peri {__version__}\n")
+
+
+def test_a_word_that_is_nearly_a_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tsks"]) == 42
+    assert "did you mean 'peri tasks'?" in capsys.readouterr().err
+
+
+def test_a_workspace_that_holds_our_own_folders_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-p", "find x", "-C", str(tmp_path)]) == 52
+    assert "start peri in a project's folder" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()

@@ -9,9 +9,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from peri_tui.core.messages import scrub
-from peri_tui.errors import ModelAuthFailed, ModelError, ModelRefused, ModelUnreachable
+from peri_tui.errors import ModelAuthFailed, ModelBusy, ModelError, ModelRefused, ModelUnreachable
 from peri_tui.log import secret_forms
 
+BUSY: Final = frozenset({429, 503, 529})
 _RETRY_STATUS: Final = frozenset({408, 409, 429})
 _LONGEST: Final = 300
 
@@ -54,7 +55,8 @@ def refusal(
     if 300 <= status < 400:
         target = one_line(headers.get("location", "elsewhere"), secret)
         return ModelRefused(f"{where}: {status}, redirects to {target}; set that as base URL", **evidence)
-    return ModelRefused(f"{where}: {'error' if status == 200 else status}{tail}", **evidence)
+    kind_of = ModelBusy if status in BUSY else ModelRefused
+    return kind_of(f"{where}: {'error' if status == 200 else status}{tail}", **evidence)
 
 
 def error_object(found: object, url: str, secret: str) -> ModelRefused:
@@ -72,7 +74,7 @@ def error_object(found: object, url: str, secret: str) -> ModelRefused:
     error.evidence["retry"] = overloaded or _worth(numeric)
     if numeric in (401, 403):
         return ModelAuthFailed(str(error), **error.evidence)
-    return error
+    return ModelBusy(str(error), **error.evidence) if overloaded or numeric in BUSY else error
 
 
 def retry_wait(error: ModelError, planned: float) -> float | None:

@@ -210,9 +210,8 @@ def _summary(what: str, done: list[Done]) -> str:
     lines = [f"{what} in {_count(len(good), 'file')}:" if good else "Nothing was changed."]
     lines += [f"    {path}" for path in good]
     if bad:
-        lines += ["", "Not done:"] + [
-            f"    {d.args.get('path', d.name)}: {d.result.splitlines()[0]}" for d in bad
-        ]
+        told = [f"    {d.args.get('path', d.name)}: {d.result.splitlines()[0]}" for d in bad]
+        lines += ["", "Not done:", *dict.fromkeys(told)]
     if any("[only the first" in d.result for d in done if d.name == "search"):
         lines += ["", "The search shows its first hits only; ask again for the rest."]
     return "\n".join(lines) + "\n"

@@ -125,7 +125,10 @@ class PermissionScreen(QuestionScreen):
         with Horizontal(classes="q-buttons"):
             yield Button("Deny  n", id="deny", name="deny", compact=True)
             yield Button("Once  y", id="once", name="allow", compact=True)
-            yield Button(self._session_words(), id="session", name="allow_session", compact=True)
+            if self.question.tool == "shell":
+                yield Button(
+                    "This exact command, this session  s", id="session", name="allow_session", compact=True
+                )
 
     def action_page(self, way: int) -> None:
         """Turn a page of the diff, or of the command where there is none: all of it can be read before an answer."""
@@ -134,10 +137,6 @@ class PermissionScreen(QuestionScreen):
             part.scroll_page_down(animate=False)
         else:
             part.scroll_page_up(animate=False)
-
-    def _session_words(self) -> str:
-        what = "command" if self.question.tool == "shell" else "change"
-        return f"This exact {what}, this session  s"
 
 
 def command(asked: Asked) -> Content:

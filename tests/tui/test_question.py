@@ -157,6 +157,19 @@ async def test_an_edit_shows_its_diff() -> None:
         assert "+new<U+202E>" in scene.screen()
 
 
+async def test_a_change_has_no_answer_for_the_session() -> None:
+    async with stage((80, 24)) as scene:
+        await ask(scene, "a.py", tool="edit_file", title="Change a file?")
+        scene.clock.pass_ms(500)
+        await scene.pilot.press("s")
+        await scene.pilot.pause()
+        assert "this session" not in scene.screen()
+        assert scene.session.answers == []
+        await scene.pilot.press("y")
+        await scene.until(lambda: bool(scene.session.answers))
+        assert scene.session.answers[0][2] == "allow"
+
+
 async def test_a_question_that_was_closed_elsewhere_goes_away() -> None:
     async with stage() as scene:
         await ask(scene)

@@ -75,6 +75,15 @@ def test_a_replayed_event_changes_nothing() -> None:
     assert reduce(once, event, NOW + 1) is once
 
 
+def test_a_file_that_was_put_back_is_changed_no_longer() -> None:
+    changed = [
+        m.FileChanged(task="T", seq=seq, path=path, kind="modified") for seq, path in ((4, "a"), (5, "b"))
+    ]
+    files = m.Files(restored=["a"], conflicts=["b"])
+    end = m.TaskEnded(task="T", seq=6, state="cancelled", stop_reason="user", files=files)
+    assert [item.path for item in apply(*changed, end).tasks["T"].files] == ["b"]
+
+
 @given(st.permutations([3, 4, 5]), st.sampled_from([3, 4, 5]))
 def test_no_order_of_evidence_verifies_with_one_missing(order: list[int], missing: int) -> None:
     proof = {3: "cas", 4: "model_quiet", 5: "resources_clean"}

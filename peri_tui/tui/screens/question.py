@@ -130,6 +130,11 @@ class PermissionScreen(QuestionScreen):
                     "This exact command, this session  s", id="session", name="allow_session", compact=True
                 )
 
+    def action_choose(self, outcome: str) -> None:
+        """Answer; "for this session" exists for commands only, because the next change is never the same one."""
+        if outcome != "allow_session" or self.question.tool == "shell":
+            super().action_choose(outcome)
+
     def action_page(self, way: int) -> None:
         """Turn a page of the diff, or of the command where there is none: all of it can be read before an answer."""
         part = (self.query(LineView) or self.query(".q-detail")).first()

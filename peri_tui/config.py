@@ -278,6 +278,8 @@ def _check(key: str, value: Any, where: str, error: type[ConfigError] | type[Usa
         raise error(f"{where}: expected {_word(wanted)}, got {value!r}")
     if wanted in (int, float) and not (value >= 0 and math.isfinite(value)):
         raise error(f"{where}: expected zero or more, got {value!r}")
+    if key == "concurrency" and value == 0:
+        raise error(f"{where}: expected one or more, got 0; no task could ever start")
     built, later = _CHOICES.get(key, ((), ()))
     if value in later:
         raise error(f"{where}: {value!r} is not built yet; now: {', '.join(built)}")

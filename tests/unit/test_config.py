@@ -56,6 +56,7 @@ def test_the_provider_follows_what_is_configured(paths: Paths) -> None:
         ("max_turns = true", ("max_turns", "a whole number", "True")),
         ("max_turns = -1", ("max_turns", "zero or more", "-1")),
         ("max_seconds = 'x'", ("max_seconds", "a number")),
+        ("concurrency = 0", ("concurrency", "one or more")),
         ("model = 3", ("model", "a text", "3")),
         ("approve = 'sometimes'", ("approve", "ask, all", "sometimes")),
         ("approve = 'plan'", ("approve", "not built yet", "ask, all")),

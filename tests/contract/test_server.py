@@ -402,3 +402,16 @@ async def test_a_stream_without_a_hello_is_closed(door: Door) -> None:
         await stream.send(encode(Credit(n=1)))
         await stream.wait_closed()
         assert stream.close_code == 4400
+
+
+async def test_a_press_that_comes_after_the_end_is_traced_under_the_stops_own_id(door: Door) -> None:
+    async with door.connect() as control:
+        await ask(control, submit := door.submit())
+        first = await ask(control, Cancel(id=fresh(), task=submit.task))
+        await door.agent.scheduler.idle(20)
+        await ask(control, Cancel(id=fresh(), task=submit.task, mode="force"))
+    trace = await asyncio.to_thread(get_trace, door.path, submit.task)
+    assert {record["cancel_id"] for record in trace["records"] if record.get("cancel_id")} == {
+        first.cancel_id
+    }
+    assert [record["ev"] for record in trace["records"]].count("received") == 2

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from peri_tui.agent.cancel import CancelCause
 from peri_tui.agent.scheduler.events import EventLog
@@ -53,12 +53,14 @@ _NEVER_STARTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One request to stop."""
+    """One request to stop. ``received``: monotonic nanoseconds; ``facts``: what the trace says of it."""
 
     task: str
     mode: str
     cause: CancelCause
     first: bool
+    received: int
+    facts: dict[str, Any]
 
 
 class Scheduler:
@@ -244,11 +246,11 @@ class Scheduler:
         run = self._table.get(task)
         first = self._keeper.set_token(run, cause, mode) if run is not None else False
         told = self._mono()
-        ask = _Ask(task, mode, run.token.cause or cause if run is not None else cause, first)
-        self.events.trace(
-            task, Ev.RECEIVED, ask.cause.cancel_id, mono=received, source=source, attempt=attempt, mode=mode,
-            epoch=epoch,
-        )  # fmt: skip
+        facts = {"source": source, "attempt": attempt, "mode": mode, "epoch": epoch}
+        cause = run.token.cause or cause if run is not None else cause
+        ask = _Ask(task, mode, cause, first, received, facts)
+        if run is not None:
+            self._trace_received(ask, "")
         self._log.event("cancel received", task=task, layer=3, source=source, reason=reason, mode=mode)
         if first and run is not None and (run.started or self._table.is_active(run)):
             self.events.trace(task, Ev.TOKEN_SET, ask.cause.cancel_id, mono=told, source=source)
@@ -263,14 +265,23 @@ class Scheduler:
         replies = await asyncio.gather(*stops, return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
+    def _trace_received(self, ask: _Ask, known_id: str) -> None:
+        cancel_id = known_id or ask.cause.cancel_id
+        self.events.trace(ask.task, Ev.RECEIVED, cancel_id, mono=ask.received, **ask.facts)
+
     async def _cancel(self, ask: _Ask, run: Run | None) -> CancelAccepted | CancelNoop:
         try:
             result = await self._recorder.cancel(
                 ask.task, reason=ask.cause.reason, cancel_id=ask.cause.cancel_id, mode=ask.mode
             )
         except StoreUnavailable as error:
+            if run is None:
+                self._trace_received(ask, "")
             return self._stopped_undurably(ask, run, error)
         row = result.row
+        if run is None:
+            # The stop may have an id already: a press that came late belongs to it, it is not another stop.
+            self._trace_received(ask, row.cancel_id if row is not None else "")
         if row is None:
             self._log.event("cancel kept for a task to come", task=ask.task, layer=3)
             return CancelNoop(re="", task=ask.task, state="tombstone")

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from peri_tui.agent.permissions import HEADLESS, MAX_ASKS, Decision, Preview
 from peri_tui.agent.rollback.beneath import show
+from peri_tui.agent.task_context import TaskContext
 from peri_tui.agent.tools.contract import Tool, ToolContext, ToolResult
 from peri_tui.core.messages import Delta, ToolEnded, ToolStarted, scrub
 from peri_tui.errors import ProcessError, StoreFull, ToolError
-
-if TYPE_CHECKING:
-    from peri_tui.agent.runner import TaskContext
 
 _MAX_ARGS: Final = 16 * 1024
 _UNATTENDED: Final = "Tools that need approval are denied here; --approve all allows them.\n"

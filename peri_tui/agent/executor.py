@@ -24,10 +24,11 @@ from peri_tui.agent.processes.spawn import LimitReport, Processes, SignalReport
 from peri_tui.agent.questions import QuestionDesk, Reply
 from peri_tui.agent.recovery import Recovery
 from peri_tui.agent.rig import PatientFiles, TaskRig
-from peri_tui.agent.runner import Outcome, TaskContext, run_task
+from peri_tui.agent.runner import Outcome, run_task
 from peri_tui.agent.scheduler.run import Run
 from peri_tui.agent.scheduler.store import TaskRow
 from peri_tui.agent.stopping import Stopping, describe_files
+from peri_tui.agent.task_context import TaskContext
 from peri_tui.config import Paths, Settings, api_key
 from peri_tui.core import messages
 from peri_tui.core.messages import Asked, LayerEvidence, TaskEnded

@@ -23,7 +23,8 @@ from peri_tui.agent.questions import Reply
 from peri_tui.agent.rollback.beneath import Root
 from peri_tui.agent.rollback.diff import Change, describe
 from peri_tui.agent.rollback.window import WindowChange
-from peri_tui.agent.runner import Outcome, TaskContext, run_task
+from peri_tui.agent.runner import Outcome, run_task
+from peri_tui.agent.task_context import TaskContext
 from peri_tui.agent.tools.contract import ToolContext
 from peri_tui.core.messages import Asked, Budget, Submit, TaskEvent, Usage
 from peri_tui.core.states import StopReason, TaskState

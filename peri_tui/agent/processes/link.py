@@ -5,10 +5,13 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
+import py_compile
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -190,10 +193,48 @@ class WardenLink:
             self._sock.close()
 
 
+def find_program(source: Path) -> Path:
+    """Return the compiled form of a program, made now if need be; the source where that cannot be.
+
+    Python compiles a program that it is given as source at each start, and never gives back the memory of that:
+    2 MB here, which each supervisor would have a share in.
+    """
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    try:
+        if not _is_current(compiled, source) and not sys.dont_write_bytecode:
+            py_compile.compile(str(source), str(compiled), doraise=True)
+        return compiled if _is_current(compiled, source) else source
+    except (OSError, py_compile.PyCompileError):
+        return source
+
+
+def _is_current(compiled: Path, source: Path) -> bool:
+    # The header of a compiled file (PEP 552): magic number, kind, and the source's time and size.
+    told = source.stat()
+    wanted = struct.pack(
+        "<4sIII", importlib.util.MAGIC_NUMBER, 0, int(told.st_mtime), told.st_size & 0xFFFFFFFF
+    )
+    try:
+        with open(compiled, "rb") as file:
+            return file.read(len(wanted)) == wanted
+    except FileNotFoundError:
+        return False
+
+
 def _launch(fd: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
     # Not the agent's own folder and environment: the warden must not keep a mount busy, nor hold a key.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", str(WARDEN_FILE), str(fd), *options, *WARDEN_OPTIONS],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-X",
+            "utf8",
+            str(find_program(WARDEN_FILE)),
+            str(fd),
+            *options,
+            *WARDEN_OPTIONS,
+        ],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -20,21 +20,29 @@ while they lived (0: none); texts that may be any bytes travel as their Latin-1 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import gc
-import json
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 import termios
 import time
-from collections import deque
-from typing import Any, NamedTuple, NoReturn
+from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections import deque
+    from typing import Any, NoReturn
+else:
+    # Every page that an import writes is copied or counted at each fork: the inner modules do without enum, re,
+    # functools and the like, which is most of the memory of a warden and a third of the time of a start.
+    import _signal as signal
+    import _socket as socket
+    from _collections import deque
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -80,6 +88,51 @@ def prctl(option: int, value: int | bytes) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class suppress:
+    """Leave a block without a word at one of these errors (``contextlib`` would be a large import)."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._kinds)
+
+
+class _Plain:
+    """How a scanner of JSON reads numbers and objects: as Python's own."""
+
+    strict, object_hook, object_pairs_hook, parse_float, parse_int = True, None, None, float, int
+    parse_constant = float
+
+
+def _refuse(value: object) -> object:
+    raise TypeError(f"not for the wire: {value!r}")
+
+
+_scan: Any = make_scanner(_Plain)  # type: ignore[arg-type]
+_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ": ", ", ", False, False, True)
+
+
+def dump_json(value: dict[str, Any]) -> bytes:
+    """Return a message as it goes on the wire."""
+    return "".join(_encode(value, 0)).encode()
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what a message says. Raises ValueError: it is no JSON."""
+    text = data.decode()
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("no JSON") from None
+    if end != len(text):
+        raise ValueError("more than one JSON value")
+    return value
+
+
 def check(result: int, what: str) -> None:
     """Raise OSError when a call of the C library failed."""
     if result != 0:
@@ -99,18 +152,32 @@ def write_file(path: str, text: str) -> None:
 # --- what /proc says ------------------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
+class Seen:
     """One process as ``/proc/PID/stat`` shows it: times in clock ticks, memory in pages."""
 
-    pid: int
-    start: int
-    name: str
-    state: str
-    ppid: int
-    pgrp: int
-    threads: int
-    ticks: int
-    pages: int
+    __slots__ = ("name", "pages", "pgrp", "pid", "ppid", "start", "state", "threads", "ticks")
+
+    def __init__(
+        self,
+        pid: int,
+        start: int,
+        name: str,
+        state: str,
+        ppid: int,
+        pgrp: int,
+        threads: int,
+        ticks: int,
+        pages: int,
+    ) -> None:
+        self.pid = pid
+        self.start = start
+        self.name = name
+        self.state = state
+        self.ppid = ppid
+        self.pgrp = pgrp
+        self.threads = threads
+        self.ticks = ticks
+        self.pages = pages
 
     @property
     def dead(self) -> bool:
@@ -125,18 +192,23 @@ class Seen(NamedTuple):
 
 def read_file(path: str) -> bytes:
     """Return the content of a small file; empty when it, or the process it belongs to, is gone."""
-    parts = []
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        while part := os.read(fd, 65536):
-            parts.append(part)
+        return read_all(fd)
     except OSError:
         return b""
     finally:
         os.close(fd)
+
+
+def read_all(fd: int) -> bytes:
+    """Return everything from here to the end of a file. Raises OSError."""
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
     return b"".join(parts)
 
 
@@ -210,7 +282,7 @@ class Tree:
             return self._parents.get(pid, [])
         tids = [str(pid)]
         if threads != 1:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 tids = os.listdir(f"/proc/{pid}/task")
         return [int(word) for tid in tids for word in read_file(f"/proc/{pid}/task/{tid}/children").split()]
 
@@ -280,7 +352,7 @@ class Peer:
 
     def tell(self, ev: str, **facts: Any) -> None:
         """Queue one message and send what can be sent."""
-        self._queue.append(json.dumps({"ev": ev} | facts).encode())
+        self._queue.append(dump_json({"ev": ev} | facts))
         self.flush()
 
     def flush(self) -> None:
@@ -302,15 +374,26 @@ class Peer:
     def hear(self, descriptors: int = 0) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors, or None; ``gone`` is set at the end."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, 65536, descriptors, socket.MSG_CMSG_CLOEXEC)
+            room = socket.CMSG_LEN(descriptors * 4) if descriptors else 0
+            data, rights, _, _ = self.sock.recvmsg(65536, room, socket.MSG_CMSG_CLOEXEC)
             if data:
-                return json.loads(data), list(fds)
+                return parse_json(data), descriptors_in(rights)
             self.gone = True
         except BlockingIOError:
             return None
         except (OSError, ValueError):
             self.gone = True
         return None
+
+
+def descriptors_in(rights: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came with a packet (``cmsg(3)``: each is a C int)."""
+    return [
+        int.from_bytes(data[at : at + 4], sys.byteorder, signed=True)
+        for level, kind, data in rights
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS
+        for at in range(0, len(data) - 3, 4)
+    ]
 
 
 def wake_on_child() -> int:
@@ -321,11 +404,15 @@ def wake_on_child() -> int:
     return reading
 
 
-def settle_process(name: bytes) -> None:
-    """Become a subreaper that no terminal or polite signal ends."""
+def ignore_signals() -> None:
+    """Let no terminal or polite signal end this process, nor those it forks."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def settle_process(name: bytes) -> None:
+    """Become a subreaper."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_NAME, name)
 
@@ -338,7 +425,7 @@ def wait_for(peer: Peer, fds: list[int], seconds: float | None) -> None:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     poll.poll(None if seconds is None else max(1, int(seconds * 1000)))
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.read(fds[0], 4096)
 
 
@@ -491,7 +578,7 @@ class Supervisor:
                 self.leader = found[0]
             elif select.select([self.status_fd], [], [], 0.001)[0]:
                 break  # It failed before there was a command.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(self.go_fd, b"g")
         os.close(self.go_fd)
 
@@ -615,7 +702,7 @@ class Supervisor:
         else:
             group = self.leader
             seen = self._look_at()
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 for one in signals:
                     os.killpg(self.leader, one)
         self._note(seen, number, group)
@@ -700,8 +787,9 @@ def run_command(
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)  # The supervisor died before the line above: nobody would end us.
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals():
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         stage = "stdio"
@@ -720,7 +808,7 @@ def run_command(
         stage = "exec"
         argv = [word.encode("latin-1") for word in request["argv"]]
         env = {name.encode("latin-1"): value.encode("latin-1") for name, value in request["env"].items()}
-        os.execvpe(argv[0], argv, env)
+        execute(argv, env)
     except OSError as error:
         os.write(status, f"{error.errno or 0} {stage}".encode())
     except BaseException:
@@ -729,18 +817,32 @@ def run_command(
         os._exit(127)
 
 
+def execute(argv: list[bytes], env: dict[bytes, bytes]) -> NoReturn:
+    """Become a program that is looked up as ``execvpe`` does, which would import a module first. Raises OSError."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    refused: OSError | None = None
+    for folder in env.get(b"PATH", os.defpath.encode()).split(b":"):
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing: OSError = error
+        except OSError as error:
+            refused = refused or error
+    raise refused or missing
+
+
 def yield_to_others() -> None:
     """Let this process lose against Peri for the processor and for memory; no core files, no endless file."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.nice(NICENESS)
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
-        score = max(int(file.read()), OOM_SCORE)
-        file.seek(0)
-        file.write(str(score))
+    with suppress(OSError, ValueError):
+        score = int(read_file("/proc/self/oom_score_adj"))
+        write_file("/proc/self/oom_score_adj", str(max(score, OOM_SCORE)))
     for which, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, FILE_BYTES)):
         hard = resource.getrlimit(which)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             resource.setrlimit(which, (most, most))
 
 
@@ -763,7 +865,7 @@ class ControlGroup:
 
     def kill(self) -> None:
         """Kill every member; what cannot be done here is done one by one."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             write_file(f"{self.path}/cgroup.kill", "1")
 
     def remove(self) -> None:
@@ -851,7 +953,7 @@ def be_init(
         os._exit(127)
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) != noting:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(int(entry))
     while True:
         try:
@@ -893,7 +995,7 @@ def supervise(
     keep = {0, 1, 2, sock, request_fd, *stdio}
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) not in keep:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(int(entry))
     code = 1
     try:
@@ -901,9 +1003,10 @@ def supervise(
         settle_process(b"peri-supervisor")
         supervisor = Supervisor(Peer(socket.socket(fileno=sock)), scan, strict=strict, group=group)
         try:
-            with open(request_fd, "rb") as file:
-                file.seek(0)
-                supervisor.start(json.loads(file.read()), stdio)
+            os.lseek(request_fd, 0, os.SEEK_SET)
+            request = read_all(request_fd)
+            os.close(request_fd)
+            supervisor.start(parse_json(request), stdio)
             supervisor.serve()
         except BaseException:
             # Whatever went wrong here, nothing below may stay.
@@ -990,9 +1093,10 @@ class Warden:
         try:
             pid = os.fork()
         except OSError as error:
-            with socket.socket(fileno=os.dup(fds[0])) as sock, contextlib.suppress(OSError):
-                failure = {"ev": "spawn_failed", "errno": error.errno, "stage": "supervisor"}
-                sock.send(json.dumps(failure).encode())
+            with suppress(OSError):
+                os.write(
+                    fds[0], dump_json({"ev": "spawn_failed", "errno": error.errno, "stage": "supervisor"})
+                )
             return
         if pid == 0:
             leaf = self._leaf(number)
@@ -1051,7 +1155,8 @@ def main(arguments: list[str]) -> int:
     cgroup, ``cgroup=FOLDER`` for one below that folder.
     """
     sock = socket.socket(fileno=int(arguments[0]))
-    sock.set_inheritable(False)
+    os.set_inheritable(sock.fileno(), False)
+    ignore_signals()
     settle_process(b"peri-warden")
     gc.freeze()  # Forks share these pages as long as nothing writes to them.
     words = dict(word.partition("=")[::2] for word in arguments[1:])

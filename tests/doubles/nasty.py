@@ -195,6 +195,20 @@ def flood(_: int) -> None:
         os.write(1, block)
 
 
+def paced(megabytes: int) -> None:
+    """Print so many MB a second, as evenly as can be."""
+    ready()
+    block = (b"x" * 99 + b"\n") * 10_000
+    due = time.monotonic()
+    while True:
+        os.write(1, block)
+        due += 1 / megabytes
+        if (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+        elif left < -1:
+            due = time.monotonic()  # It was stopped meanwhile: nothing is made up for.
+
+
 def holds_stdout(_: int) -> None:
     if os.fork() == 0:
         sleep()

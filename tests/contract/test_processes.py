@@ -217,8 +217,8 @@ async def test_the_warden_has_no_key_either(processes: Processes, monkeypatch: p
 
 
 async def test_other_systems_are_refused_not_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peri_tui.agent.processes.spawn.sys.platform", "darwin")
-    with pytest.raises(ProcessError, match="Linux only"):
+    monkeypatch.setattr("peri_tui.agent.processes.spawn.sys.platform", "win32")
+    with pytest.raises(ProcessError, match="Linux and macOS only, this is win32"):
         await Processes().start()
 
 

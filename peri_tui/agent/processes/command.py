@@ -7,7 +7,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from peri_tui.agent.processes.git_lock import drop_stale_lock
 from peri_tui.agent.processes.guard import LimitReport, Limits
 from peri_tui.agent.processes.ladder import Alive, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
-from peri_tui.agent.processes.link import read_packets, send_packet
+from peri_tui.agent.processes.link import Packets, read_packets, send_packet
 from peri_tui.agent.processes.output import Output
 from peri_tui.agent.processes.roster import Roster
 from peri_tui.core import faults
@@ -57,7 +56,7 @@ class Command:
         number: int,
         argv: Sequence[str],
         cwd: str,
-        sock: socket.socket,
+        sock: Packets,
         output: Output,
         *,
         ladder: Ladder,
@@ -68,6 +67,7 @@ class Command:
         on_signalled: OnSignalled | None = None,
         limits: Limits | None = None,
         stdin_fd: int = -1,
+        alive: Callable[[ProcessRef], bool] = is_alive,
     ) -> None:
         self.task = task
         self.number = number
@@ -96,8 +96,9 @@ class Command:
         self._supervisor_fd = -1
         self._failure: dict[str, Any] | None = None
         self._exit: ExitStatus | None = None
-        self._end = ""  # "empty", "swept" or "lost" once nothing more will be heard
-        self._roster = Roster()
+        self._end = ""  # "empty", "swept", "gone" (unproven) or "lost" once nothing more will be heard
+        self._is_alive = alive
+        self._roster = Roster(alive)
         self._killing = False
         self._rest_told = False
         self._news = asyncio.Event()
@@ -154,6 +155,11 @@ class Command:
         return self._end in ("empty", "swept")
 
     @property
+    def accounted(self) -> bool:
+        """True when its supervisor lived to say the last word about it, proof or not."""
+        return self.proven or self._end == "gone"
+
+    @property
     def refs(self) -> tuple[ProcessRef, ...]:
         """Every process of the tree that was ever named, the command first."""
         return self._roster.refs
@@ -168,13 +174,8 @@ class Command:
         """
         await self._until(lambda: self._ref is not None or bool(self._end or self._failure), _START_S)
         if self._ref is None:
-            stages = {
-                "": "timeout",
-                "empty": "stopped",
-                "swept": "supervisor was killed",
-                "lost": "warden was lost",
-            }
-            failure = self._failure or {"errno": 0, "stage": stages[self._end]}
+            stages = {"": "timeout", "swept": "supervisor was killed", "lost": "warden was lost"}
+            failure = self._failure or {"errno": 0, "stage": stages.get(self._end, "stopped")}
             if self._failure is None:
                 self.force()
             raise self._spawn_failed(int(failure["errno"]), str(failure["stage"]))
@@ -399,9 +400,9 @@ class Command:
             self._killing = True
         elif ev == "survivors":
             self._roster.learn_survivors(message["list"])
-        elif ev == "empty":
+        elif ev in ("empty", "gone"):
             self._roster.learn_ended(message["killed"])
-            self._finish("empty")
+            self._finish(str(ev))
 
     def tell_limit(self, which: Any, value: float, limit: float, level: Any) -> None:
         """Report that a limit is near or crossed; a command that nobody listens for is stopped here."""
@@ -419,10 +420,10 @@ class Command:
         self._ref = ProcessRef(int(message["pid"]), int(message["start_time"]), self._name)
         self._know((self._ref,))
         self._supervisor = ProcessRef(int(message["sup_pid"]), int(message["sup_start"]), "peri-supervisor")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # The latter: macOS has none.
             self._supervisor_fd = os.pidfd_open(self._supervisor.pid)
         # The number may have been reused before the line above; then this is not our supervisor.
-        if not is_alive(self._supervisor):
+        if self._supervisor_fd >= 0 and not self._is_alive(self._supervisor):
             self._drop_handle()
         if self.ledger is not None:
             self.ledger.command_started(self)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from peri_tui.errors import WardenLost
 
@@ -27,7 +27,23 @@ _READY_S: Final = 10.0
 _SEND_S: Final = 5.0
 
 
-def read_packets(sock: socket.socket) -> tuple[list[dict[str, Any]], bool]:
+class Packets(Protocol):
+    """A socket on which each ``recv`` and ``send`` is one message, and which never blocks."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, -1 once it is closed."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return a message, none when the peer is gone. Raises BlockingIOError when none is there, or OSError."""
+
+    def send(self, data: bytes, /) -> int:
+        """Send a message. Raises OSError."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+def read_packets(sock: Packets) -> tuple[list[dict[str, Any]], bool]:
     """Return the messages that are there, and whether the peer is gone."""
     found: list[dict[str, Any]] = []
     while True:
@@ -43,7 +59,7 @@ def read_packets(sock: socket.socket) -> tuple[list[dict[str, Any]], bool]:
             found.append(json.loads(data))
 
 
-def send_packet(sock: socket.socket, message: Mapping[str, Any]) -> bool:
+def send_packet(sock: Packets, message: Mapping[str, Any]) -> bool:
     """Send without blocking; False when it cannot be sent now, or ever."""
     try:
         sock.send(json.dumps(message).encode())
@@ -59,14 +75,26 @@ def packet_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def request_file(argv: Sequence[str], cwd: str, env: Mapping[str, str], **more: Any) -> int:
-    """Return a memory file with a spawn request: a packet could be too small for a long command line."""
+def memory_file() -> int:
+    """Return a new file in memory. Raises OSError."""
+    return os.memfd_create("peri-spawn", os.MFD_CLOEXEC)
+
+
+def request_file(
+    argv: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    *,
+    new_file: Callable[[], int] = memory_file,
+    **more: Any,
+) -> int:
+    """Return a file with a spawn request: a packet could be too small for a long command line."""
     request = {
         "argv": [_image(word) for word in argv],
         "cwd": _image(cwd),
         "env": {_image(name): _image(value) for name, value in env.items()},
     } | more
-    fd = os.memfd_create("peri-spawn", os.MFD_CLOEXEC)
+    fd = new_file()
     with open(fd, "wb", closefd=False) as file:
         file.write(json.dumps(request).encode())
     return fd
@@ -119,6 +147,11 @@ class WardenLink:
     def alive(self) -> bool:
         """True until its end was seen."""
         return not self._gone.is_set()
+
+    @property
+    def guards(self) -> bool:
+        """True while somebody ends what a supervisor leaves that was killed itself."""
+        return self.alive
 
     async def ready(self) -> None:
         """Wait for its first word. Raises WardenLost when it does not come."""

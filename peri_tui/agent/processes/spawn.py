@@ -3,8 +3,8 @@
 ``Processes`` is the one registry. A command runs below a supervisor (see ``warden``), which is the only one that can
 say that a tree is empty; what it says is looked up again in ``/proc`` before it counts (see ``command``).
 
-Built for Linux. Other systems have no subreaper, so the proof would be a weaker one (outcome ``best_effort``); until
-that is built, ``start`` refuses there.
+Built for Linux. macOS has no subreaper, so what is said there is never a proof (outcome ``best_effort``, see
+``darwin``; it has not been run on macOS); elsewhere ``start`` refuses.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from peri_tui.agent.processes.evidence import (
     Survivor,
     TreeEvidence,
     TreeStats,
-    is_alive,
 )
 from peri_tui.agent.processes.guard import WARN_SHARE, Level, LimitReport, Limits, Which, default_memory
 from peri_tui.agent.processes.ladder import GIT, Ladder, Rung, is_git
 from peri_tui.agent.processes.ledger import Ledger
-from peri_tui.agent.processes.link import WardenLink, packet_pair, request_file
+from peri_tui.agent.processes.link import request_file
 from peri_tui.agent.processes.output import OnFresh, Output, Policy
+from peri_tui.agent.processes.platforms import Link, Platform, find_platform
 from peri_tui.agent.processes.signal_report import SignalReport
 from peri_tui.agent.processes.spill import Spill, SpillWriter, spill_path
 from peri_tui.agent.scheduler.ownership import start_time
@@ -99,6 +99,7 @@ class Processes:
             namespaces of their own. What cannot be had is in ``notes``, once.
         limits: what one task may take; ``memory`` 0 there means the usual share of this machine.
         ledger: written to, so that a later agent finds what a crash left.
+        platform: the system's back end, this system's if None.
     """
 
     def __init__(
@@ -115,7 +116,9 @@ class Processes:
         spill: Path | None = None,
         policy: Policy = "discard",
         containment: Containment = "auto",
+        platform: Platform | None = None,
     ) -> None:
+        self._platform = platform or find_platform(sys.platform)
         self._ladder = ladder or Ladder()
         self._git_ladder = git_ladder
         self._ledger = ledger
@@ -131,7 +134,7 @@ class Processes:
         self.notes: list[str] = []
         self._told: set[tuple[str, Which, Level]] = set()
         self._signalled: dict[str, tuple[Rung, int]] = {}
-        self._link: WardenLink | None = None
+        self._link: Link | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._by_number: dict[int, Command] = {}
@@ -142,8 +145,8 @@ class Processes:
 
     @property
     def warden_pid(self) -> int | None:
-        """The warden's process id while it runs."""
-        return self._link.pid if self._link is not None and self._link.alive else None
+        """The warden's process id while it runs; None where the platform has no warden."""
+        return (self._link.pid or None) if self._link is not None and self._link.alive else None
 
     def listen(self, *, on_limit: OnLimit | None = None, on_signalled: OnSignalled | None = None) -> None:
         """Set who is told of limits and of signals."""
@@ -157,8 +160,6 @@ class Processes:
             ProcessError: this system is not supported.
             WardenLost: it does not come up.
         """
-        if sys.platform != "linux":
-            raise ProcessError(f"commands can be run on Linux only for now, this is {sys.platform}")
         async with self._starting:
             if self._closed:
                 raise ProcessError("the agent is ending, nothing is started any more")
@@ -168,7 +169,7 @@ class Processes:
     async def _launch(self) -> None:
         try:
             words = {"auto": ("cgroup",), "plain": (), "strict": ("strict",)}[self._containment]
-            link = WardenLink(self._learn_sweep, self._learn_loss, words)
+            link = self._platform.launch(self._learn_sweep, self._learn_loss, words)
         except OSError as error:
             raise WardenLost(f"the warden cannot be started: {error.strerror}", errno=error.errno) from None
         self._link = link
@@ -178,7 +179,7 @@ class Processes:
             await link.close(0)
             raise
         self._say_downgrades(link.facts)
-        if self._ledger is not None:
+        if self._ledger is not None and link.pid:
             self._ledger.warden_started(ProcessRef(link.pid, start_time(link.pid) or 0, "peri-warden"))
 
     @property
@@ -190,7 +191,7 @@ class Processes:
         )
 
     def _say_downgrades(self, facts: Mapping[str, Any]) -> None:
-        said = []
+        said = list(self._platform.notes)
         if facts.get("refused"):
             said.append(
                 f"strict containment is not possible here ({facts['refused']}): the usual one is used"
@@ -339,8 +340,8 @@ class Processes:
         assert link is not None
         number = next(self._numbers)
         with contextlib.ExitStack() as stack, _naming_what_ran_out(order.argv):
-            request = _opened(stack, _checked_request(order))
-            ours, theirs = packet_pair()
+            request = _opened(stack, _checked_request(order, self._platform))
+            ours, theirs = self._platform.packet_pair()
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(ours.close)
             stack.enter_context(theirs)
@@ -349,8 +350,9 @@ class Processes:
             source, ours_in = (output.writing_fd, -1) if order.terminal else _input(stack, order.stdin)
             command = Command(
                 order.task, number, order.argv, order.cwd, ours, output, ladder=order.ladder, on_rung=self._on_rung,
-                on_ended=self._drop, guarded=lambda: link.alive, on_limit=self._heed_limit,
+                on_ended=self._drop, guarded=lambda: link.guards, on_limit=self._heed_limit,
                 on_signalled=self._tell_signalled, limits=order.limits, stdin_fd=ours_in,
+                alive=self._platform.is_alive,
             )  # fmt: skip
             output.on_limit = functools.partial(command.tell_limit, "output")
             command.ledger = self._ledger
@@ -438,9 +440,10 @@ class Processes:
     def _drop(self, command: Command) -> None:
         self._by_number.pop(command.number, None)
         # Nobody could prove its end, or it is said to be over and yet one that was named lives.
-        if not command.proven or any(is_alive(ref) for ref in command.refs):
+        alive = any(self._platform.is_alive(ref) for ref in command.refs)
+        if alive or not command.proven:
             self._owed.append(command)
-        elif self._ledger is not None:
+        if not alive and command.accounted and self._ledger is not None:
             self._ledger.command_ended(command.number)
 
     def _learn_sweep(self, message: dict[str, Any]) -> None:
@@ -448,7 +451,7 @@ class Processes:
         if command is not None:
             command.learn_sweep(message)
 
-    def _learn_loss(self, link: WardenLink) -> None:
+    def _learn_loss(self, _link: Link) -> None:
         for command in list(self._by_number.values()):
             command.learn_loss()
             if command not in self._owed:
@@ -482,11 +485,13 @@ def _input(stack: contextlib.ExitStack, stdin: int | None) -> tuple[int, int]:
     return _opened(stack, reading), writing
 
 
-def _checked_request(order: _Order) -> int:
+def _checked_request(order: _Order, platform: Platform) -> int:
     argv, cwd, env = order.argv, order.cwd, order.env
     words = [*argv, cwd, *env, *env.values()]
     if not argv or any("\0" in word for word in words) or any("=" in name for name in env):
         raise SpawnFailed(
             f"{list(argv)[:1]}: empty command, or a NUL or '=' where none may be", errno=22, stage="request"
         )
-    return request_file(argv, cwd, env, limits=order.limits.wire, terminal=order.terminal is not None)
+    return request_file(
+        argv, cwd, env, new_file=platform.new_file, limits=order.limits.wire, terminal=order.terminal is not None
+    )  # fmt: skip

@@ -134,7 +134,8 @@ class Stopping:
         evidence = await self._rig.stop_processes()
         self._report.killed = evidence.list_ended()
         left = [f"pid {one.pid} {one.user} {one.command} ({one.reason})" for one in evidence.survivors]
-        said = describe_processes([ref.command for ref in evidence.ended])
+        proven = evidence.outcome != "best_effort"
+        said = describe_processes([ref.command for ref in evidence.ended], proven=proven)
         for note in evidence.notes:
             self._trace(Layer.ROLLBACK, Ev.CLEANUP, name="git lock", ok=True, said=note)
         if left:
@@ -220,15 +221,16 @@ def _join(*parts: _Said) -> _Said:
     )
 
 
-def describe_processes(commands: list[str]) -> str:
-    """Return which programs were ended, in a few words."""
+def describe_processes(commands: list[str], *, proven: bool = True) -> str:
+    """Return which programs were ended, in a few words; without proof, only that none is known to be left."""
     # The proof comes first: on a narrow screen the end of a line is cut.
     own = [command for command in commands if command.strip() and command != SUPERVISOR]
+    left = "0 processes left" if proven else "0 known processes left (best effort)"
     if not own:
-        return "0 processes left"
+        return left
     names = sorted({command.split()[0].rpartition("/")[2] for command in own})
     more = ", …" if len(names) > 4 else ""
-    return f"0 processes left, {len(own)} ended ({', '.join(names[:4])}{more})"
+    return f"{left}, {len(own)} ended ({', '.join(names[:4])}{more})"
 
 
 def _es(items: list[str]) -> str:

@@ -113,6 +113,32 @@ async def test_hanging_up_kills_as_the_end_of_the_agent_would(processes: Process
             await asyncio.sleep(0.01)
 
 
+AGENT = """
+import asyncio, os, sys
+from peri_tui.agent.processes.platforms import find_platform
+from peri_tui.agent.processes.spawn import Processes, child_env
+
+async def main():
+    processes = Processes(platform=find_platform("darwin"))
+    script = "setsid sh -c 'echo up; sleep 1000; :' $0 & sleep 1000; :"
+    command = await processes.spawn("T", ["sh", "-c", script, sys.argv[1]], cwd="/", env=child_env(os.environ, "T"))
+    while "up" not in command.output.text():
+        await asyncio.sleep(0.01)
+    await command.sample()
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+async def test_sigkill_of_the_agent_ends_the_tree(marker: str) -> None:
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, marker)
+    async with asyncio.timeout(20):
+        assert await agent.wait() == -signal.SIGKILL
+        while marked(marker):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_killed_supervisor_leaves_named_survivors_not_a_claim(
     processes: Processes, marker: str
 ) -> None:

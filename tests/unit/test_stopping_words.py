@@ -23,6 +23,14 @@ def test_what_became_of_processes(commands: list[str], words: str) -> None:
     assert describe_processes(commands) == words
 
 
+def test_without_proof_the_words_claim_none() -> None:
+    assert describe_processes([], proven=False) == "0 known processes left (best effort)"
+    assert (
+        describe_processes(["/bin/sleep 9"], proven=False)
+        == "0 known processes left (best effort), 1 ended (sleep)"
+    )
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -129,6 +129,9 @@ class FakeAgent:
             await self._stop.wait()
             for socket in [*self._streams, *self._controls]:
                 socket.transport.abort()
+        # An aborted transport closes its socket in a later turn; without one it would be left to the collector.
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     async def _gate(self, connection: ServerConnection, request: Request) -> Response | None:
         self.authorizations.append(request.headers.get("Authorization", ""))

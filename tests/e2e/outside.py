@@ -18,13 +18,18 @@ def manifest(root: Path) -> dict[str, tuple[Any, ...]]:
     for folder, folders, files in os.walk(root):
         for name in [*folders, *files]:
             path = Path(folder) / name
-            info = path.lstat()
-            kind = stat.S_IFMT(info.st_mode)
             content: str = ""
-            if stat.S_ISREG(info.st_mode):
-                content = hashlib.sha256(path.read_bytes()).hexdigest()
-            elif stat.S_ISLNK(info.st_mode):
-                content = os.readlink(path)
+            try:
+                info = path.lstat()
+                kind = stat.S_IFMT(info.st_mode)
+                if stat.S_ISREG(info.st_mode):
+                    content = hashlib.sha256(path.read_bytes()).hexdigest()
+                elif stat.S_ISLNK(info.st_mode):
+                    content = os.readlink(path)
+            except FileNotFoundError:
+                # Gone while we looked: a restore is under way, so this is not yet as it was.
+                found[str(path.relative_to(root))] = ("gone",)
+                continue
             mtime = info.st_mtime_ns if stat.S_ISREG(info.st_mode) else 0
             found[str(path.relative_to(root))] = (kind, stat.S_IMODE(info.st_mode), content, mtime, info.st_nlink
                                                   if stat.S_ISREG(info.st_mode) else 0)  # fmt: skip

@@ -17,7 +17,14 @@ import pytest
 from peri_tui.agent.processes import jobs as jobs_module
 from peri_tui.agent.processes.jobs import Jobs, TaskJobs
 from peri_tui.agent.processes.ledger import Ledger, ledger_folder, read_ledger
-from peri_tui.agent.processes.spawn import Ladder, Processes, ProcessRef, child_env
+from peri_tui.agent.processes.spawn import (
+    Ladder,
+    LimitReport,
+    Limits,
+    Processes,
+    ProcessRef,
+    child_env,
+)
 from peri_tui.agent.tools.jobs import MAX_OUTPUT
 from peri_tui.config import Paths, find_paths
 from peri_tui.core.messages import Asked, JobChanged, ToolEnded
@@ -252,6 +259,25 @@ async def test_a_model_neither_ends_a_service_nor_sees_another_tasks_job(jobs: J
     with pytest.raises(ProcessError, match="only the user ends it"):
         await mine.stop(mine.find("j1"))
     assert job.live
+
+
+async def test_a_job_has_no_end_of_its_time_and_keeps_its_other_limits(
+    paths: Paths, marker: str, tmp_path: Path
+) -> None:
+    heard: list[LimitReport] = []
+    limits = Limits(processes=50, seconds=0.5)
+    registry = Processes(ladder=QUICK, limits=limits, on_limit=heard.append)
+    jobs = Jobs(registry, tmp_path / "tmp")
+    job = await begin(jobs, f"sleep 1000; : {marker}", [])
+    other = await registry.spawn("other", ["sleep", "1000"], cwd="/", env={"PATH": os.environ["PATH"]})
+    await until(lambda: any(report.level == "limit" for report in heard))
+    assert {report.task for report in heard} == {other.task}
+    await job.command.sample()
+    assert job.live
+    assert (job.command.limits.seconds, job.command.limits.processes) == (0.0, 50)
+    await registry.close()
+    await jobs.close()
+    assert marked(marker) == []
 
 
 async def test_too_many_jobs_are_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_process_stuck_in_the_kernel_is_said_to_be() -> None:
 
 
 def test_a_reused_number_is_not_taken_for_a_child(sleeper: subprocess.Popen[bytes]) -> None:
-    parent = Seen(os.getpid(), 1, "an earlier owner of our number", "S", 1, 1, 1, 0, 0)
+    parent = Seen(os.getpid(), 1, "an earlier owner of our number", "S", 2, 1, 1, 0, 0)
     tree = Tree(False)
     tree.me = 1
     assert tree._visit_one(sleeper.pid, parent, (), 0) is None

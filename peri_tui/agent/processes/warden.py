@@ -214,7 +214,16 @@ def read_all(fd: int) -> bytes:
 
 def read_stat(pid: int) -> Seen | None:
     """Return what is known of a process, or None when it is gone."""
-    head, closing, rest = read_file(f"/proc/{pid}/stat").rpartition(b")")
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        head, closing, rest = os.read(fd, 4096).rpartition(b")")  # One line, which comes whole.
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     if not closing:
         return None
     word = rest.split()
@@ -299,6 +308,8 @@ class Tree:
             one = read_stat(pid)
             if one is None or not self._ours(one, parent):
                 return None
+            if one.dead:
+                return one, []  # It passed its children on, and no signal reaches it.
             children = self.children(pid, one.threads)
             if not group or one.pgrp == group:
                 self._send(one, handle, signals)
@@ -310,6 +321,8 @@ class Tree:
     def _ours(self, one: Seen, parent: Seen | None) -> bool:
         if parent is None or one.ppid == self.me:
             return one.ppid == self.me
+        if parent.ppid == self.me:
+            return one.ppid == parent.pid  # Nobody reaps our own children meanwhile, so the number is still its.
         again = read_stat(parent.pid)
         return one.ppid == parent.pid and again is not None and again.start == parent.start
 
@@ -438,12 +451,14 @@ class Hunt:
         self.passes = 0
         self.told = False
         self.pause = 0.001
+        self.due = self.began
 
     def tire(self, found_new: bool) -> None:
         """Wait a little longer each time a pass found nothing new to kill."""
         self.passes += 1
         limit = SLOW_PASS_S if self.told else 0.01
         self.pause = 0.001 if found_new else min(self.pause * 2, limit)
+        self.due = time.monotonic() + self.pause
 
 
 class Guard:
@@ -596,10 +611,12 @@ class Supervisor:
                 break
             if self.peer.gone and self.hunt is None:
                 self.hunt = Hunt(DEADLINE_S)
-            if self.hunt is not None:
+            if self.hunt is not None and time.monotonic() >= self.hunt.due:
+                # Not at each death: 200 of them would mean 200 walks among the dying.
                 self._kill_pass(self.hunt)
             fds = [self.wake, *(fd for fd in (self.status_fd, self.note_fd) if fd >= 0)]
-            wait_for(self.peer, fds, self.hunt.pause if self.hunt else self.guard.pause(time.monotonic()))
+            now = time.monotonic()
+            wait_for(self.peer, fds, self.hunt.due - now if self.hunt else self.guard.pause(now))
             self.peer.flush()
             while not self.peer.gone and (heard := self.peer.hear()) is not None:
                 self._obey(heard[0])
@@ -788,7 +805,7 @@ def run_command(
         if os.getppid() != parent:
             os._exit(127)  # The supervisor died before the line above: nobody would end us.
         for number in signal.valid_signals():
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
+            if signal.getsignal(number) != signal.SIG_DFL:  # Asking is cheap, setting is two system calls.
                 signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

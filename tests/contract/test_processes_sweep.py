@@ -125,7 +125,8 @@ async def stop_many(count: int, spill: Path) -> None:
         for _ in range(4):
             group.create_task(work())
     await until(lambda: children(warden) == [])  # No supervisor, and none that is dead and not collected.
-    await until(lambda: (descriptors(os.getpid()), descriptors(warden)) == before)
+    # The thread that writes the files may have held some of the first ones, so it can also be fewer.
+    await until(lambda: descriptors(os.getpid()) <= before[0] and descriptors(warden) <= before[1])
     assert zombies() == []
     assert processes._by_number == {}
     await processes.close()

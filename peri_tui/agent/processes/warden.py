@@ -322,7 +322,9 @@ class Tree:
         if parent is None or one.ppid == self.me:
             return one.ppid == self.me
         if parent.ppid == self.me:
-            return one.ppid == parent.pid  # Nobody reaps our own children meanwhile, so the number is still its.
+            return (
+                one.ppid == parent.pid
+            )  # Nobody reaps our own children meanwhile, so the number is still its.
         again = read_stat(parent.pid)
         return one.ppid == parent.pid and again is not None and again.start == parent.start
 

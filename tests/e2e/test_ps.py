@@ -109,8 +109,9 @@ def test_f060_what_outlived_agent_warden_and_supervisor_is_found_told_and_ended(
         assert listed.returncode == 74
         (line,) = [line for line in listed.stdout.splitlines() if "[left, found by ledger]" in line]
         assert f" {pid} " in line
-        # The command is cut to the line's width, and how much of it is seen depends on where the clone is.
+        # A line of the table is cut to its width, so how much is seen depends on where the clone is; JSON is whole.
         assert sys.executable[:20] in line
+        assert "deserter.py" in home.peri("ps", "--json").stdout
         assert "DEAD" in listed.stdout
         assert "1 process outlived its agent: 'peri ps --kill' ends what is left" in listed.stdout
 
